@@ -1,0 +1,31 @@
+# The two commands of the README, and what CI adds to them.
+# Needs Python >= 3.11, pip and make; everything else goes into .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint format clean
+
+# One marker file for each set of extras: a change of pyproject.toml installs anew.
+$(VENV)/installed-%: pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable ".[$*]"
+	@touch $@
+
+demo: $(VENV)/installed-test
+	$(BIN)/gradflow run --output out/demo
+
+test: $(VENV)/installed-test
+	$(BIN)/python -m pytest -n 2
+
+lint: $(VENV)/installed-test $(VENV)/installed-lint
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+
+format: $(VENV)/installed-lint
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) out build *.egg-info

@@ -1,0 +1,98 @@
+"""Checks of what a user passes in: each names the argument, what was expected and
+what came, and runs before any work starts."""
+
+import math
+from typing import Any
+
+import jax
+import numpy as np
+
+from ._ravel import path_name
+
+
+def whole_number(name: str, value: Any, *, least: int = 1) -> int:
+    """`value` as an `int`, if it is a whole number of at least `least`."""
+    is_whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not is_whole or value < least:
+        raise ValueError(
+            f"`{name}` must be a whole number of at least {least}, got {value!r}."
+        )
+    return int(value)
+
+
+def positive_number(name: str, value: Any, *, zero_allowed: bool = False) -> float:
+    """`value` as a `float`, if it is a finite positive real number."""
+    wanted = "a finite number, zero or more" if zero_allowed else "a positive number"
+    try:
+        number = float(value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"`{name}` must be {wanted}, got {value!r}.") from error
+    if not math.isfinite(number) or number < 0 or (number == 0 and not zero_allowed):
+        raise ValueError(f"`{name}` must be {wanted}, got {number!r}.")
+    return number
+
+
+def real_array(name: str, value: Any) -> np.ndarray:
+    """`value` as a finite float64 array."""
+    try:
+        array = np.asarray(value)
+    except ValueError as error:  # ragged rows
+        raise ValueError(f"`{name}` must be an array of numbers: {error}.") from error
+    if np.iscomplexobj(array):
+        raise ValueError(f"`{name}` must be real, got complex entries.")
+    if array.dtype.kind not in "fiu":
+        raise ValueError(
+            f"`{name}` must be an array of numbers, got entries of type {array.dtype}."
+        )
+    array = array.astype(np.float64)
+    if not np.all(np.isfinite(array)):
+        where = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
+        raise ValueError(
+            f"`{name}` must be finite, got {array[where]} at index {where}."
+        )
+    return array
+
+
+def law(name: str, value: Any, *, size: int | None = None) -> np.ndarray:
+    """`value` as a probability law, non-negative and normalised to a sum of one."""
+    array = real_array(name, value)
+    if array.ndim != 1 or array.size == 0:
+        raise ValueError(
+            f"`{name}` must be a one-dimensional probability law, got shape "
+            f"{array.shape}."
+        )
+    if size is not None and array.size != size:
+        raise ValueError(f"`{name}` must have {size} entries, got {array.size}.")
+    if np.any(array < 0):
+        raise ValueError(
+            f"`{name}` must not be negative, got {array.min()} at index "
+            f"{int(array.argmin())}."
+        )
+    total = array.sum()
+    if abs(total - 1) > SUM_TOLERANCE:
+        raise ValueError(f"`{name}` must sum to one, got a sum of {total!r}.")
+    return array / total if total != 1 else array
+
+
+SUM_TOLERANCE = 1e-8
+"""By how much the sum of a probability law may miss one before it is refused."""
+
+
+def floating_parameters(name: str, params: Any) -> None:
+    """Refuse parameters that a flow cannot move: none, not floating, not finite."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(params)
+    if not leaves:
+        raise ValueError(f"`{name}` must hold at least one array, got {params!r}.")
+    for path, leaf in leaves:
+        where = f"{name}{path_name(path, prefix='.')}"
+        if not isinstance(leaf, jax.Array | np.ndarray | np.floating | float):
+            raise ValueError(
+                f"`{where}` must be a floating array, got {type(leaf).__name__}."
+            )
+        values = np.asarray(leaf)
+        if values.dtype.kind != "f":
+            raise ValueError(
+                f"`{where}` must be a floating array, got dtype {values.dtype}."
+            )
+        if not np.all(np.isfinite(values)):
+            raise ValueError(f"`{where}` must be finite, got NaN or infinity.")

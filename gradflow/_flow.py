@@ -1,0 +1,289 @@
+"""What happened: a flow at its saved times, between them, and on disk."""
+
+import bisect
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import diffrax
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PyTree
+
+from . import _storage
+from ._certificate import Certificate
+from ._ravel import Ravel, path_name
+
+if TYPE_CHECKING:
+    import xarray
+
+
+class FlowError(RuntimeError):
+    """A solve that could not go on. `flow` holds what was computed until then."""
+
+    def __init__(self, message: str, flow: "Flow"):
+        super().__init__(message)
+        self.flow = flow
+
+
+class Settings(NamedTuple):
+    """What a flow was asked for; enough to integrate again in the same way."""
+
+    t1: float
+    solver: str
+    rtol: float
+    atol: float
+
+
+class DenseOutput(eqx.Module):
+    """The solver's own interpolation, piece after piece, from time 0 to `end`."""
+
+    starts: tuple[float, ...] = eqx.field(static=True)
+    end: float = eqx.field(static=True)
+    pieces: tuple[diffrax.DenseInterpolation, ...]
+
+    def covers(self, t: float) -> bool:
+        return bool(self.starts) and t <= self.end
+
+    def evaluate(self, t: float) -> Float[Array, " n"]:
+        piece = self.pieces[bisect.bisect_right(self.starts, t) - 1]
+        return piece.evaluate(jnp.asarray(t))
+
+
+IntegrateAgain = Callable[
+    [Callable, Settings, Any, PyTree, float, float], Float[Array, " n"]
+]
+_integrate_again: list[IntegrateAgain] = []
+
+
+def set_integrate_again(function: IntegrateAgain) -> None:
+    """Called once by `_integrate`, which may import this module but not the reverse:
+    `function(loss, settings, solver, params, t0, t1)` is the flat state at t1 of the
+    flow that is at `params` at t0."""
+    _integrate_again[:] = [function]
+
+
+class Flow(eqx.Module):
+    """A gradient flow θ̇ = -∇L(θ) at its saved times, and how exact it is.
+
+    `print(flow)` shows a summary. `flow.at(t)` gives the parameters at any time.
+    """
+
+    ts: Float[np.ndarray, " times"]
+    """The saved times. Where the flow stopped early the last one is where it
+    stopped."""
+    params: PyTree[Float[np.ndarray, "times ?*shape"], " P"]
+    """The parameters, stacked along a leading time axis."""
+    loss: Float[np.ndarray, " times"]
+    """L(θ(t))."""
+    speed: Float[np.ndarray, " times"]
+    """‖∇L(θ(t))‖, the speed at which the parameters move."""
+    observables: dict[str, Float[np.ndarray, "times ..."]]
+    """Whatever else was watched, by name."""
+    stats: dict[str, Any]
+    """The solver and its work: `solver`, `num_accepted_steps`, `num_rejected_steps`,
+    `num_evaluations` (None where the solver does not count), `compile_seconds`,
+    `run_seconds`, `reason` (why it stopped early, else empty), …"""
+    result: diffrax.RESULTS
+    """How the solve ended: `successful`, `event_occurred`, `max_steps_reached` or
+    `dt_min_reached`."""
+    certificate: Certificate
+    settings: Settings = eqx.field(static=True)
+    problem: Callable | None
+    """The loss, while the flow lives in memory. A loaded flow of the library's own
+    problems has it too; one of a user's own loss has it if `Flow.load` was given it."""
+    solver: diffrax.AbstractSolver | None = None
+    dense: DenseOutput | None = None
+    """The solver's dense output, for as much of the flow as fits in memory."""
+
+    @property
+    def final(self) -> PyTree:
+        """The parameters at the last saved time."""
+        return jax.tree.map(lambda leaf: leaf[-1], self.params)
+
+    def at(self, t: Any) -> PyTree:
+        """The parameters at time `t`; at an array of times, stacked along it.
+
+        A saved time gives the saved parameters. Between saved times the solver's dense
+        output answers where it was kept; elsewhere the flow is integrated again from
+        the last saved time before `t`, with the same solver and tolerances.
+        """
+        times = np.asarray(t, dtype=np.float64)
+        ends = (0.0 if self.dense is not None else float(self.ts[0]), self.ts[-1])
+        if times.size == 0 or not np.all((times >= ends[0]) & (times <= ends[1])):
+            raise ValueError(
+                f"`t` must lie within the flow, from {ends[0]:g} to {ends[1]:g}, got "
+                f"{t!r}."
+            )
+        states = [self._state_at(float(time)) for time in times.ravel()]
+        if times.ndim == 0:
+            return states[0]
+        return jax.tree.map(
+            lambda *x: jnp.stack(x).reshape(*times.shape, *x[0].shape), *states
+        )
+
+    def _state_at(self, t: float) -> PyTree:
+        index = int(np.searchsorted(self.ts, t, side="right")) - 1
+        saved = jax.tree.map(lambda leaf: jnp.asarray(leaf[index]), self.params)
+        if index >= 0 and self.ts[index] == t:
+            return saved
+        ravel = Ravel.of(saved)
+        if self.dense is not None and self.dense.covers(t):
+            return ravel.unravel(self.dense.evaluate(t))
+        loss = self.require_problem("`Flow.at` between saved times")
+        (integrate_again,) = _integrate_again
+        start = float(self.ts[index])
+        return ravel.unravel(
+            integrate_again(loss, self.settings, self.solver, saved, start, t)
+        )
+
+    def require_problem(self, what: str) -> Callable:
+        """The loss, or an error that says how to come by it."""
+        if self.problem is None:
+            raise ValueError(
+                f"{what} needs the loss, which a run file does not hold: give it as "
+                "`Flow.load(path, loss=...)`, or integrate the flow anew with "
+                "`gradflow.integrate`."
+            )
+        return self.problem
+
+    def save(self, path: str | os.PathLike) -> Path:
+        """Write the flow to `path`, whole or not at all.
+
+        The file holds data only, no code: the dense output and a user's own loss stay
+        behind. Parameters of a type of the user's own come back as a dictionary
+        unless `Flow.load` is told their structure.
+        """
+        try:
+            _storage.pack(self.params, {})
+            params = self.params
+        except TypeError:
+            leaves, _ = jax.tree_util.tree_flatten_with_path(self.params)
+            params = {path_name(where): leaf for where, leaf in leaves}
+        problem = self.problem if _storage.is_storable(self.problem) else None
+        return _storage.write(
+            path,
+            {
+                "ts": self.ts,
+                "params": params,
+                "loss": self.loss,
+                "speed": self.speed,
+                "observables": self.observables,
+                "stats": self.stats,
+                "result": _result_name(self.result),
+                "certificate": self.certificate,
+                "settings": self.settings._asdict(),
+                "problem": problem,
+                "versions": versions(),
+            },
+        )
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike,
+        loss: Callable | None = None,
+        *,
+        like: PyTree | None = None,
+    ) -> "Flow":
+        """Read a flow that `save` wrote.
+
+        **Arguments:**
+
+        - `path`: the run file. One that is missing, damaged, altered or not gradflow's
+            raises a `RunFileError`.
+        - `loss`: the loss of the flow, for one of a user's own; a flow of the library's
+            own problems knows its own.
+        - `like`: parameters with the structure that the flow's had, for those of a
+            type of the user's own.
+        """
+
+        def build(run: dict[str, Any]) -> "Flow":
+            params = run["params"]
+            if like is not None:
+                leaves = jax.tree.leaves(params)
+                params = jax.tree.unflatten(jax.tree.structure(like), leaves)
+            return cls(
+                ts=run["ts"],
+                params=params,
+                loss=run["loss"],
+                speed=run["speed"],
+                observables=run["observables"],
+                stats={**run["stats"], "versions": run["versions"]},
+                result=getattr(diffrax.RESULTS, run["result"]),
+                certificate=run["certificate"],
+                settings=Settings(**run["settings"]),
+                problem=run["problem"] if loss is None else loss,
+            )
+
+        return _storage.read(path, build)
+
+    def to_xarray(self) -> "xarray.Dataset":
+        """The flow as an `xarray.Dataset` over the dimension `time`."""
+        import xarray
+
+        leaves, _ = jax.tree_util.tree_flatten_with_path(self.params)
+        params = {path_name(where) or "params": leaf for where, leaf in leaves}
+        named = {"loss": self.loss, "speed": self.speed, **self.observables, **params}
+        return xarray.Dataset(
+            {
+                name: (("time", *(f"{name}_{i}" for i in range(np.ndim(v) - 1))), v)
+                for name, v in named.items()
+            },
+            coords={"time": self.ts},
+            attrs={
+                **self.settings._asdict(),
+                "result": _result_name(self.result),
+                "certificate": str(self.certificate),
+            },
+        )
+
+    def __str__(self) -> str:
+        stats = self.stats
+        evaluations = stats["num_evaluations"]
+        counted = "" if evaluations is None else f", {evaluations:,} evaluations"
+        ended = stats["reason"] or "reached the horizon"
+        return "\n".join(
+            [
+                f"Flow to t = {self.ts[-1]:g} ({ended})",
+                f"loss             {self.loss[0]:.6f} → {self.loss[-1]:.6f}"
+                f"{self._above_floor()}, speed {self.speed[-1]:.1e}",
+                f"solver           {stats['solver']} at rtol {self.settings.rtol:g}, "
+                f"atol {self.settings.atol:.1e}: {stats['num_accepted_steps']:,} steps,"
+                f" {stats['num_rejected_steps']:,} rejected{counted}",
+                f"time             {stats['run_seconds']:.2f} s, and "
+                f"{stats['compile_seconds']:.2f} s to compile",
+                str(self.certificate),
+            ]
+        )
+
+    def _above_floor(self) -> str:
+        floor = getattr(self.problem, "floor", None)
+        if floor is None:
+            return ""
+        return f" ({self.loss[-1] - floor:.1e} above its floor {floor:.6f})"
+
+    def __repr__(self) -> str:
+        return (
+            f"Flow({len(self.ts)} times to t = {self.ts[-1]:g}, "
+            f"loss {self.loss[0]:.6g} → {self.loss[-1]:.6g}, "
+            f"{_result_name(self.result)})"
+        )
+
+
+def _result_name(result: diffrax.RESULTS) -> str:
+    for name in ("successful", "event_occurred", "max_steps_reached", "dt_min_reached"):
+        if result == getattr(diffrax.RESULTS, name):
+            return name
+    raise AssertionError(f"a flow cannot end with {result}")
+
+
+def versions() -> dict[str, str]:
+    """The versions of what computes a flow."""
+    from importlib.metadata import version
+
+    parts = ("gradflow", "jax", "jaxlib", "diffrax", "equinox", "numpy")
+    return {name: version(name) for name in parts}

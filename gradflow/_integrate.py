@@ -1,0 +1,354 @@
+"""integrate(): a loss, a start and a horizon in, a flow out."""
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import diffrax
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PyTree
+
+from . import _checks, solvers
+from ._certificate import EnergyAccount
+from ._compile_clock import CompileClock
+from ._flow import DenseOutput, Flow, FlowError, Settings, set_integrate_again
+from ._progress import progress_bar
+from ._ravel import Ravel
+from ._segments import (
+    EVALUATIONS_PER_PANEL,
+    Equation,
+    Segment,
+    advance,
+    balance,
+    dense_bytes,
+    start,
+)
+from ._watch import Watch, certificate, stacked
+
+SMALLEST_SCALE = 1e-8
+"""The least root mean square of the parameters that the default `atol` follows."""
+DEFAULT_TIMES = 200
+LARGEST_DEFAULT_OBSERVABLE = 2**16
+"""Numbers in an observable at one time, above which it must be asked for by name."""
+
+
+def integrate(
+    loss: Callable[[PyTree], Any],
+    params: PyTree,
+    t1: float,
+    *,
+    ts: Any = None,
+    solver: Any = "auto",
+    rtol: float = 1e-8,
+    atol: float | None = None,
+    observables: Mapping[str, Callable[[PyTree], Any]] | Iterable[str] | None = None,
+    event: Callable[[PyTree], Any] | None = None,
+    progress: bool = False,
+    max_steps: int | None = None,
+    throw: bool = True,
+    dense_memory: int = 2**28,
+) -> Flow:
+    """Integrate the gradient flow θ̇ = -∇L(θ) from `params` at time 0 to time `t1`.
+
+    **Arguments:**
+
+    - `loss`: any callable from parameters to a scalar; a `Problem` brings its conserved
+        quantities and observables along. Compiled code is reused for problems of the
+        same shapes, and for the same function object otherwise.
+    - `params`: where the flow starts; any pytree of floating arrays.
+    - `t1`: the horizon.
+    - `ts`: increasing times in [0, t1] at which to save. By default 0 and 200
+        geometrically spaced times, as learning lives on a logarithmic clock.
+    - `solver`: a name (`gradflow.solvers.names()`) or an adaptive diffrax solver.
+    - `rtol`, `atol`: tolerances of a step, for each entry of the parameters. By default
+        `atol` follows the initial scale: 1e-3·rtol times the root mean square of
+        `params`, or times 1e-8 where that is smaller (a start at zero).
+    - `observables`: functions of the parameters to watch, by name, or names among
+        `loss.observables`. By default all of these but those with more than 65,536
+        numbers each time.
+    - `event`: a condition on the parameters that ends the flow: where a real function
+        crosses zero, or after the first step at which a boolean one holds.
+    - `progress`: whether to show a progress bar, on the logarithmic clock.
+    - `max_steps`: give up after so many attempted steps; by default never.
+    - `throw`: whether a solve that cannot go on raises a `FlowError`, whose `flow`
+        holds what was computed, or returns that flow.
+    - `dense_memory`: bytes of dense output to keep for `Flow.at`.
+
+    **Returns:**
+
+    A `Flow`.
+    """
+    t1 = _checks.positive_number("t1", t1)
+    times = _saved_times(ts, t1)
+    solver_name, solver = solvers.resolve(solver)
+    rtol = _checks.positive_number("rtol", rtol)
+    if atol is not None:
+        atol = _checks.positive_number("atol", atol, zero_allowed=True)
+    if max_steps is not None:
+        max_steps = _checks.whole_number("max_steps", max_steps)
+    dense_memory = _checks.whole_number("dense_memory", dense_memory, least=0)
+    _check_loss(loss, params)
+    named, functions = _chosen_observables(loss, params, observables)
+    _check_event(event, params)
+
+    began, compiling = time.perf_counter(), CompileClock()
+    ravel = Ravel.of(params)
+    y0 = ravel.ravel(params)
+    if atol is None:
+        rms = math.sqrt(float(jnp.mean(y0**2)))
+        atol = 1e-3 * rtol * max(rms, SMALLEST_SCALE)
+    settings = Settings(t1, solver_name, rtol, atol)
+    equation = Equation(loss, ravel, solver, jnp.asarray(rtol), jnp.asarray(atol))
+    watch = Watch(equation, y0, named, functions)
+
+    state, steps = start(equation, y0, jnp.asarray(t1))
+    _refuse_bad_start(state.loss, state.dt)
+    account = EnergyAccount.open(state.loss)
+    accepted = rejected = panels = saved = kept = 0
+    snapshots, pieces, starts, covered = [], [], [], 0.0
+    ended = None
+    with progress_bar(t1, progress) as report:
+        while ended is None:
+            if max_steps is not None:
+                steps = min(steps, max_steps - accepted - rejected)
+            segment = advance(equation, state, jnp.asarray(t1), steps, event)
+            account, used = balance(equation, account, segment.dense, segment.state.t)
+            accepted += int(segment.accepted)
+            rejected += int(segment.rejected)
+            panels += int(used)
+            begun, t = float(state.t), float(segment.state.t)
+            stop = saved + int(np.searchsorted(times[saved:], t, side="right"))
+            snapshots += watch.snapshots(segment.dense, times[saved:stop])
+            saved = stop
+            size = dense_bytes(segment.dense)
+            if covered == begun and kept + size <= dense_memory:
+                pieces.append(segment.dense)
+                starts.append(begun)
+                kept, covered = kept + size, t
+            state = segment.state
+            report(t, float(state.loss), accepted + rejected)
+            ended = _how_it_ended(segment, begun, t1, accepted + rejected, max_steps)
+
+    result, reason = ended
+    times = times[:saved]
+    if saved == 0 or times[-1] < t:
+        snapshots += watch.snapshots(segment.dense, np.array([t]))
+        times = np.append(times, t)
+    record = stacked(snapshots)
+    compile_seconds = compiling.seconds()
+    flow = Flow(
+        ts=times,
+        params=record.params,
+        loss=record.loss,
+        speed=record.speed,
+        observables=record.observables,
+        stats={
+            "solver": solver_name,
+            "num_accepted_steps": accepted,
+            "num_rejected_steps": rejected,
+            "num_evaluations": solvers.count_evaluations(solver, accepted + rejected),
+            "num_certificate_evaluations": EVALUATIONS_PER_PANEL * panels,
+            "compile_seconds": compile_seconds,
+            "run_seconds": time.perf_counter() - began - compile_seconds,
+            "dense_until": covered,
+            "reason": reason,
+        },
+        result=result,
+        certificate=certificate(record, account),
+        settings=settings,
+        problem=loss,
+        solver=solver,
+        dense=DenseOutput(tuple(starts), covered, tuple(pieces)) if pieces else None,
+    )
+    fine = (diffrax.RESULTS.successful, diffrax.RESULTS.event_occurred)
+    if throw and not any(result == code for code in fine):
+        raise FlowError(
+            f"The flow {reason}. What was computed until then is in this exception's "
+            "`flow`; `throw=False` returns it instead.",
+            flow,
+        )
+    return flow
+
+
+def _how_it_ended(
+    segment: Segment, begun: float, t1: float, attempted: int, max_steps: int | None
+) -> tuple[diffrax.RESULTS, str] | None:
+    """The result and, if it is not that the horizon was reached, why; or None if
+    there is more to do."""
+    t = float(segment.state.t)
+    if segment.result == diffrax.RESULTS.event_occurred:
+        return diffrax.RESULTS.event_occurred, f"stopped at t = {t:.10g} by its event"
+    if t >= t1:
+        return diffrax.RESULTS.successful, ""
+    if max_steps is not None and attempted >= max_steps:
+        reason = f"gave up at t = {t:.10g} of {t1:g}, after `max_steps` = {max_steps:,}"
+        return diffrax.RESULTS.max_steps_reached, f"{reason} steps"
+    if segment.result != diffrax.RESULTS.max_steps_reached:
+        why = diffrax.RESULTS[segment.result]
+        return diffrax.RESULTS.dt_min_reached, f"broke off at t = {t:.10g}: {why}"
+    if t <= begun:
+        reason = (
+            f"could not go on from t = {t:.10g}: every step was rejected, down to a "
+            f"step of {float(segment.state.dt):.1e} (is the loss finite and smooth "
+            f"there? it is {float(segment.state.loss):.6g})"
+        )
+        return diffrax.RESULTS.dt_min_reached, reason
+    return None
+
+
+def _integrate_again(
+    loss: Callable,
+    settings: Settings,
+    solver: diffrax.AbstractAdaptiveSolver | None,
+    params: PyTree,
+    t0: float,
+    t1: float,
+) -> Float[Array, " n"]:
+    """The flat state at t1 of the flow that is at `params` at t0."""
+    if solver is None:  # a loaded flow knows only its solver's name
+        known = settings.solver if settings.solver in solvers.names() else "auto"
+        _, solver = solvers.resolve(known)
+    ravel = Ravel.of(params)
+    equation = Equation(
+        loss, ravel, solver, jnp.asarray(settings.rtol), jnp.asarray(settings.atol)
+    )
+    # The flow does not know what time it is, so that it may start at zero again.
+    span = t1 - t0
+    state, steps = start(equation, ravel.ravel(params), jnp.asarray(span))
+    while float(state.t) < span:
+        before, segment = (
+            float(state.t),
+            advance(equation, state, jnp.asarray(span), steps, None),
+        )
+        state = segment.state
+        if float(state.t) <= before:
+            raise RuntimeError(
+                f"The flow could not be integrated again from t = {t0:.10g}: every "
+                f"step was rejected at t = {t0 + before:.10g}."
+            )
+    return state.y
+
+
+set_integrate_again(_integrate_again)
+
+
+#
+# Checks, before any work starts
+#
+
+
+def _saved_times(ts: Any, t1: float) -> Float[np.ndarray, " times"]:
+    if ts is None:
+        return np.append(0.0, np.geomspace(1e-5 * t1, t1, DEFAULT_TIMES))
+    times = _checks.real_array("ts", ts)
+    if times.ndim != 1 or times.size == 0:
+        raise ValueError(
+            f"`ts` must be a one-dimensional list of times, got shape {times.shape}."
+        )
+    gaps = np.diff(times)
+    if np.any(gaps <= 0):
+        at = int(np.argmax(gaps <= 0))
+        kind = "repeated" if gaps[at] == 0 else "not sorted"
+        raise ValueError(
+            f"`ts` must increase strictly, but is {kind} at index {at + 1}: "
+            f"{times[at]:g}, {times[at + 1]:g}."
+        )
+    if times[0] < 0 or times[-1] > t1:
+        raise ValueError(
+            f"`ts` must lie between 0 and `t1` = {t1:g}, got times from {times[0]:g} "
+            f"to {times[-1]:g}."
+        )
+    return times
+
+
+def _check_loss(loss: Any, params: PyTree) -> None:
+    if not callable(loss):
+        raise ValueError(
+            f"`loss` must be a callable on parameters, got {type(loss).__name__}."
+        )
+    _checks.floating_parameters("params", params)
+    if hasattr(loss, "check"):
+        loss.check(params)
+    value = _shape(loss, params)
+    if not _is_scalar(value, "f"):
+        raise ValueError(f"`loss` must return a real scalar, got {value!r}.")
+
+
+@eqx.filter_jit
+def _shape(function: Callable[[PyTree], Any], params: PyTree) -> Any:
+    """The shapes and types that `function` returns; traced once and remembered."""
+    return jax.eval_shape(function, jax.tree.map(_double, params))
+
+
+def _double(leaf: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(np.shape(leaf), np.float64)
+
+
+def _is_scalar(value: Any, kinds: str) -> bool:
+    is_array = isinstance(value, jax.ShapeDtypeStruct)
+    return is_array and value.shape == () and value.dtype.kind in kinds
+
+
+class _AllObservables(eqx.Module):
+    loss: Any
+
+    def __call__(self, params: PyTree) -> dict[str, Any]:
+        return {name: f(params) for name, f in self.loss.observables.items()}
+
+
+def _chosen_observables(
+    loss: Any, params: PyTree, observables: Any
+) -> tuple[tuple[str, ...], dict[str, Callable]]:
+    """Names among the loss's own observables, and functions of the user's."""
+    if isinstance(observables, Mapping):
+        for name, function in observables.items():
+            if not isinstance(name, str) or not callable(function):
+                raise ValueError(
+                    "`observables` must map names to functions of the parameters, got "
+                    f"{name!r}: {function!r}."
+                )
+        return (), dict(observables)
+    if observables is None:
+        if not hasattr(loss, "observables"):
+            return (), {}
+        sizes = {
+            name: sum(leaf.size for leaf in jax.tree.leaves(shape))
+            for name, shape in _shape(_AllObservables(loss), params).items()
+        }
+        return tuple(k for k, n in sizes.items() if n <= LARGEST_DEFAULT_OBSERVABLE), {}
+    known = getattr(loss, "observables", {})
+    names = (observables,) if isinstance(observables, str) else tuple(observables)
+    for name in names:
+        if name not in known:
+            raise ValueError(
+                f"`observables` must name observables of the loss "
+                f"({', '.join(known) or 'it has none'}), got {name!r}."
+            )
+    return names, {}
+
+
+def _check_event(event: Any, params: PyTree) -> None:
+    if event is None:
+        return
+    if not callable(event):
+        raise ValueError(
+            f"`event` must be a function of the parameters, got {type(event).__name__}."
+        )
+    value = _shape(event, params)
+    if not _is_scalar(value, "fb"):
+        raise ValueError(
+            f"`event` must return a real scalar or a boolean, got {value!r}."
+        )
+
+
+def _refuse_bad_start(loss: Float[Array, ""], dt: Float[Array, ""]) -> None:
+    if not np.isfinite(loss):
+        raise ValueError(
+            f"`loss` must be finite at `params`, where the flow starts; it is {loss}."
+        )
+    if not np.isfinite(dt):
+        raise ValueError("`loss` must have a finite gradient at `params`; it has not.")

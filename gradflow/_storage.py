@@ -1,0 +1,187 @@
+"""Run files: plain arrays and JSON in one zip archive, never code.
+
+A file is an uncompressed `.npz` archive. Its member `header` is JSON that describes the
+stored object and refers to the other members, each one array, by name; its member
+`digest` is the SHA-256 of everything else. Nothing is ever unpickled, and a file that
+was cut short, altered or written by something else is refused.
+"""
+
+import hashlib
+import json
+import os
+import tempfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import equinox as eqx
+import jax
+import numpy as np
+
+FORMAT = "gradflow-run"
+FORMAT_VERSION = 1
+
+_T = TypeVar("_T", bound=type)
+_storable: dict[str, type] = {}
+
+
+def storable(cls: _T) -> _T:
+    """Mark one of the library's own classes as one that a run file may name.
+
+    Its objects are stored as what `stored_arguments()` returns and rebuilt by calling
+    the class with these arguments, so that a file passes the same checks as a user.
+    A module without that method is stored field by field.
+    """
+    _storable[cls.__name__] = cls
+    return cls
+
+
+def is_storable(value: Any) -> bool:
+    """Whether `value` is an object of the library that a run file can rebuild."""
+    return _storable.get(type(value).__name__) is type(value)
+
+
+class RunFileError(ValueError):
+    """A run file that is missing, damaged, altered, or not one of gradflow's."""
+
+
+#
+# Between objects and JSON with arrays
+#
+
+
+def pack(value: Any, arrays: dict[str, np.ndarray]) -> Any:
+    """`value` as JSON; arrays go into `arrays` under new names."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, jax.Array | np.ndarray | np.generic):
+        array = np.asarray(value)
+        if array.dtype.kind not in "biuf":
+            raise ValueError(f"a run file holds no arrays of type {array.dtype}.")
+        name = f"array{len(arrays)}"
+        arrays[name] = array
+        return {"array": name}
+    if is_storable(value):
+        fields = (
+            value.stored_arguments()
+            if hasattr(value, "stored_arguments")
+            else {k: getattr(value, k) for k in value.__dataclass_fields__}
+        )
+        return {"object": type(value).__name__, "with": _pack_dict(fields, arrays)}
+    if type(value) is dict:
+        return {"dict": _pack_dict(value, arrays)}
+    if type(value) in (list, tuple):
+        return {type(value).__name__: [pack(v, arrays) for v in value]}
+    raise TypeError(f"a run file cannot hold a {type(value).__name__}.")
+
+
+def _pack_dict(value: dict, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+    if not all(isinstance(k, str) for k in value):
+        raise TypeError("a run file holds only dictionaries whose keys are strings.")
+    return {k: pack(v, arrays) for k, v in value.items()}
+
+
+def unpack(packed: Any, arrays: dict[str, np.ndarray]) -> Any:
+    """The inverse of `pack`."""
+    if not isinstance(packed, dict):
+        return packed
+    (kind, content), *rest = packed.items()
+    if kind == "array":
+        return arrays[content]
+    if kind == "dict":
+        return {k: unpack(v, arrays) for k, v in content.items()}
+    if kind in ("list", "tuple"):
+        items = [unpack(v, arrays) for v in content]
+        return items if kind == "list" else tuple(items)
+    if kind == "object" and content in _storable:
+        cls = _storable[content]
+        fields = {k: unpack(v, arrays) for k, v in dict(rest)["with"].items()}
+        if hasattr(cls, "stored_arguments"):
+            return cls(**fields)
+        return _bare_module(cls, fields)
+    raise RunFileError(f"it holds a {kind} {content!r}, which this version cannot read")
+
+
+def _bare_module(cls: type, fields: dict[str, Any]) -> Any:
+    assert issubclass(cls, eqx.Module)
+    if set(fields) != set(cls.__dataclass_fields__):
+        raise RunFileError(f"its {cls.__name__} has other fields than this version's")
+    return cls(**fields)
+
+
+#
+# Between JSON with arrays and files
+#
+
+
+def write(path: str | os.PathLike, header: dict[str, Any]) -> Path:
+    """Write `header`, an object that `pack` understands, whole or not at all."""
+    path = Path(path)
+    arrays: dict[str, np.ndarray] = {}
+    packed = {"format": FORMAT, "version": FORMAT_VERSION, "run": pack(header, arrays)}
+    text = json.dumps(packed).encode()
+    members = {"header": np.frombuffer(text, dtype=np.uint8), **arrays}
+    digest = np.frombuffer(_digest(members), dtype=np.uint8)
+    # In the same folder, so that the rename stays on one file system.
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            np.savez(file, allow_pickle=False, digest=digest, **members)
+            file.flush()
+            os.fsync(file.fileno())
+        # mkstemp makes files for the owner alone; a result is an ordinary file.
+        umask = os.umask(0)
+        os.umask(umask)
+        Path(temporary).chmod(0o666 & ~umask)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    return path
+
+
+def read(path: str | os.PathLike, build: Callable[[dict[str, Any]], _T]) -> _T:
+    """What `write` wrote at `path`, checked, and handed to `build`."""
+    path = Path(path)
+    if not path.is_file():
+        raise RunFileError(f"no run file at '{path}'.")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            members = {name: file[name] for name in file.files}
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
+        raise RunFileError(
+            f"'{path}' is not a gradflow run file, or it was cut short or damaged "
+            f"({error})."
+        ) from error
+    digest = members.pop("digest", None)
+    if digest is None or "header" not in members:
+        raise RunFileError(f"'{path}' is not a gradflow run file.")
+    if digest.tobytes() != _digest(members):
+        raise RunFileError(
+            f"'{path}' was altered after it was written: its contents do not match "
+            "its digest."
+        )
+    try:
+        header = json.loads(members["header"].tobytes())
+        found = (header["format"], header["version"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunFileError(f"'{path}' is not a gradflow run file.") from error
+    if found != (FORMAT, FORMAT_VERSION):
+        raise RunFileError(
+            f"'{path}' has the format {found[0]!r} version {found[1]!r}; this version "
+            f"of gradflow reads {FORMAT!r} version {FORMAT_VERSION}."
+        )
+    try:
+        return build(unpack(header["run"], members))
+    except (RunFileError, KeyError, TypeError, ValueError) as error:
+        raise RunFileError(f"'{path}' cannot be read: {error}.") from error
+
+
+def _digest(members: dict[str, np.ndarray]) -> bytes:
+    sha = hashlib.sha256()
+    for name in sorted(members):
+        array = np.ascontiguousarray(members[name])
+        sha.update(f"{name}{array.dtype.str}{array.shape}".encode())
+        sha.update(array.data if array.size else b"")
+    return sha.digest()

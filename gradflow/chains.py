@@ -1,0 +1,260 @@
+"""What emits the tokens: Markov chains with their stationary laws."""
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import equinox as eqx
+import numpy as np
+from jaxtyping import Float
+
+from . import _checks
+from ._storage import storable
+
+
+@storable
+class MarkovChain(eqx.Module):
+    """An irreducible Markov chain on tokens 0..d-1.
+
+    The chain moves from token `i` to token `j` with probability `transition[i, j]`.
+    Its stationary law is the one law `π` with `π P = π`.
+    """
+
+    transition: Float[np.ndarray, "d d"]
+    """The transition matrix P; rows sum to one."""
+    stationary: Float[np.ndarray, " d"]
+    """The stationary law π."""
+    labels: tuple[str, ...] = eqx.field(static=True)
+    """A name for each token."""
+
+    def __init__(self, transition: Any, labels: Sequence[str] | None = None):
+        """**Arguments:**
+
+        - `transition`: a square stochastic matrix of an irreducible chain. Rows that
+            miss a sum of one by no more than 1e-8 are rescaled, others refused.
+        - `labels`: a name for each token; by default `"0"`, `"1"`, …
+        """
+        P = _stochastic_matrix(transition)
+        size = P.shape[0]
+        names = tuple(str(i) for i in range(size)) if labels is None else tuple(labels)
+        if len(names) != size:
+            raise ValueError(
+                f"`labels` must have one name for each of the {size} tokens, got "
+                f"{len(names)}."
+            )
+        if not all(isinstance(name, str) for name in names):
+            raise ValueError(f"`labels` must be strings, got {names!r}.")
+        _refuse_reducible(P, names)
+        pi = _stationary_law(P)
+        P.flags.writeable = False
+        pi.flags.writeable = False
+        self.transition = P
+        self.stationary = pi
+        self.labels = names
+
+    @property
+    def size(self) -> int:
+        """The number of tokens, d."""
+        return self.transition.shape[0]
+
+    @cached_property
+    def entropy_rate(self) -> float:
+        """-Σ_i π_i Σ_j P_ij log P_ij, in nats: no predictor's loss is lower."""
+        return float(self.stationary @ -_xlogx(self.transition).sum(axis=1))
+
+    @cached_property
+    def unigram_entropy(self) -> float:
+        """-Σ_i π_i log π_i, in nats: the best loss of a predictor without context."""
+        return float(-_xlogx(self.stationary).sum())
+
+    @classmethod
+    def sticky(
+        cls,
+        stationary: Any,
+        stickiness: float,
+        labels: Sequence[str] | None = None,
+    ) -> "MarkovChain":
+        """P = λI + (1-λ)1πᵀ: with probability λ repeat, else draw anew from π.
+
+        **Arguments:**
+
+        - `stationary`: the law π; every entry positive.
+        - `stickiness`: the number λ < 1. It may be negative as long as no entry of P
+            is.
+        """
+        pi = _positive_law(stationary)
+        stickiness = float(_checks.real_array("stickiness", stickiness))
+        P = stickiness * np.eye(pi.size) + (1 - stickiness) * pi
+        if stickiness >= 1 or np.any(P < 0):
+            lowest = -pi.min() / (1 - pi.min()) if pi.size > 1 else -np.inf
+            raise ValueError(
+                f"`stickiness` must lie in [{lowest:.6g}, 1) for this stationary law, "
+                f"got {stickiness}."
+            )
+        return cls(P, labels)
+
+    @classmethod
+    def metropolis(
+        cls, stationary: Any, labels: Sequence[str] | None = None
+    ) -> "MarkovChain":
+        """The Metropolis chain of the law π: propose another token uniformly, accept
+        with probability min(1, π_j/π_i). Reversible: π_i P_ij = π_j P_ji."""
+        pi = _positive_law(stationary)
+        P = np.minimum(1.0, pi[None, :] / pi[:, None]) / max(pi.size - 1, 1)
+        np.fill_diagonal(P, 0.0)
+        np.fill_diagonal(P, np.maximum(1.0 - P.sum(axis=1), 0.0))
+        return cls(P, labels)
+
+    @classmethod
+    def random(
+        cls, stationary: Any, seed: int = 0, labels: Sequence[str] | None = None
+    ) -> "MarkovChain":
+        """A random chain with stationary law π, not reversible (for d ≥ 3).
+
+        Independent exponential weights are scaled by rows and columns (Sinkhorn) until
+        both margins of the flow F_ij = π_i P_ij equal π.
+        """
+        pi = _positive_law(stationary)
+        weights = np.random.default_rng(seed).exponential(size=(pi.size, pi.size))
+        columns = np.ones_like(pi)
+        for _ in range(100_000):
+            rows = pi / (weights @ columns)
+            wanted = pi / (rows @ weights)
+            change = np.max(np.abs(wanted / columns - 1))
+            columns = wanted
+            if change < 4 * np.finfo(float).eps:
+                break
+        F = rows[:, None] * weights * columns
+        return cls(F / F.sum(axis=1, keepdims=True), labels)
+
+    @classmethod
+    def from_counts(
+        cls,
+        counts: Any,
+        smoothing: float = 0.0,
+        labels: Sequence[str] | None = None,
+    ) -> "MarkovChain":
+        """P_ij ∝ counts_ij + smoothing, from the number of times i was followed by j.
+
+        **Arguments:**
+
+        - `counts`: a square matrix of non-negative numbers.
+        - `smoothing`: added to every count.
+        """
+        table = _square_matrix("counts", counts)
+        smoothing = _checks.positive_number("smoothing", smoothing, zero_allowed=True)
+        table = table + smoothing
+        totals = table.sum(axis=1)
+        if np.any(totals == 0):
+            row = int(np.argmin(totals))
+            raise ValueError(
+                f"`counts` must have something in every row (or `smoothing` > 0), "
+                f"but token {row if labels is None else labels[row]!r} is never "
+                "followed by any."
+            )
+        return cls(table / totals[:, None], labels)
+
+    def stored_arguments(self) -> dict[str, Any]:
+        return {"transition": self.transition, "labels": self.labels}
+
+    def __repr__(self) -> str:
+        return (
+            f"MarkovChain(size={self.size}, entropy_rate={self.entropy_rate:.6g}, "
+            f"unigram_entropy={self.unigram_entropy:.6g})"
+        )
+
+
+def _square_matrix(name: str, value: Any) -> np.ndarray:
+    matrix = _checks.real_array(name, value)
+    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or matrix.size == 0:
+        raise ValueError(f"`{name}` must be a square matrix, got shape {matrix.shape}.")
+    if np.any(matrix < 0):
+        where = tuple(int(i) for i in np.argwhere(matrix < 0)[0])
+        raise ValueError(
+            f"`{name}` must not be negative, got {matrix[where]} at index {where}."
+        )
+    return matrix
+
+
+def _stochastic_matrix(value: Any) -> np.ndarray:
+    P = _square_matrix("transition", value)
+    sums = P.sum(axis=1)
+    misses = np.abs(sums - 1)
+    if misses.max() > _checks.SUM_TOLERANCE:
+        row = int(misses.argmax())
+        raise ValueError(
+            f"`transition` must have rows that sum to one, but row {row} sums to "
+            f"{sums[row]!r}."
+        )
+    # Rows that are right up to rounding keep their digits.
+    if misses.max() > 4 * P.shape[0] * np.finfo(float).eps:
+        P = P / sums[:, None]
+    return P
+
+
+def _positive_law(stationary: Any) -> np.ndarray:
+    pi = _checks.law("stationary", stationary)
+    if np.any(pi == 0):
+        raise ValueError(
+            "`stationary` must be positive everywhere (a token of probability zero "
+            f"makes the chain reducible), got zero at index {int(pi.argmin())}."
+        )
+    return pi
+
+
+def _refuse_reducible(P: np.ndarray, labels: tuple[str, ...]) -> None:
+    def reached(moves: np.ndarray) -> np.ndarray:
+        seen = np.zeros(len(labels), dtype=bool)
+        frontier = seen.copy()
+        frontier[0] = True
+        while frontier.any():
+            seen |= frontier
+            frontier = moves[frontier].any(axis=0) & ~seen
+        return seen
+
+    def names(states: np.ndarray) -> str:
+        listed = [repr(labels[i]) for i in np.flatnonzero(states)]
+        return ", ".join(listed[:8]) + (", …" if len(listed) > 8 else "")
+
+    for moves, forward in ((P > 0, True), ((P > 0).T, False)):
+        seen = reached(moves)
+        if not seen.all():
+            source, target = (seen, ~seen) if forward else (~seen, seen)
+            raise ValueError(
+                "`transition` must be irreducible, but from the states "
+                f"{names(source)} the states {names(target)} cannot be reached."
+            )
+
+
+def _stationary_law(P: np.ndarray, block: int = 64) -> np.ndarray:
+    """The stationary law by the elimination of Grassmann, Taksar and Heyman (1985).
+
+    States are censored one after another, from the last to the first; a censored
+    state's exits are shared out over the states that remain. No two numbers are ever
+    subtracted, so each component keeps its relative accuracy however small it is and
+    however nearly reducible or periodic the chain. The diagonal is never read: what
+    leaves a state decides, not what rounding left of what stays.
+
+    Elimination works on blocks of states so that most of its d³/3 operations are
+    matrix products.
+    """
+    A = P.copy()
+    stop = A.shape[0]
+    while stop > 1:
+        start = max(stop - block, 1)
+        for k in range(stop - 1, start - 1, -1):
+            A[:k, k] /= A[k, :k].sum()
+            # Only what later states of this block will read; the rest waits.
+            A[start:k, :k] += np.outer(A[start:k, k], A[k, :k])
+            A[:start, start:k] += np.outer(A[:start, k], A[k, start:k])
+        A[:start, :start] += A[:start, start:stop] @ A[start:stop, :start]
+        stop = start
+    pi = np.zeros(A.shape[0])
+    pi[0] = 1.0
+    for k in range(1, pi.size):
+        pi[k] = pi[:k] @ A[:k, k]
+    return pi / pi.sum()
+
+
+def _xlogx(p: np.ndarray) -> np.ndarray:
+    return np.where(p > 0, p * np.log(np.where(p > 0, p, 1.0)), 0.0)

@@ -1,0 +1,172 @@
+"""The one-layer Transformer of *Focus and Dilution*."""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from .. import _checks
+from .._storage import storable
+from ..populations import Population
+
+
+@storable
+class OneLayerParameters(eqx.Module):
+    """W0 (d×m) embedding, WQ and WK (m×k) attention, W1 (m×d) projection."""
+
+    W0: Float[Array, "*time d m"]
+    WQ: Float[Array, "*time m k"]
+    WK: Float[Array, "*time m k"]
+    W1: Float[Array, "*time m d"]
+
+
+@storable
+class OneLayerTransformer(eqx.Module):
+    """One attention layer, without position code, residual, normalisation or value
+    matrix.
+
+    With M = W0 W1 and Φ = W0 WQ WKᵀ W0ᵀ, a context whose last token is i and in which
+    token j occurs n_j times attends to token j with total weight
+    a_j ∝ n_j exp(Φ[i, j]), and its logits are Σ_j a_j M[j].
+    """
+
+    vocabulary: int = eqx.field(static=True)
+    """d, the number of tokens."""
+    width: int = eqx.field(static=True)
+    """m, the width of the embedding."""
+    head_width: int = eqx.field(static=True)
+    """k, the width of the attention head."""
+
+    def __init__(self, vocabulary: int, width: int, head_width: int | None = None):
+        self.vocabulary = _checks.whole_number("vocabulary", vocabulary)
+        self.width = _checks.whole_number("width", width)
+        self.head_width = (
+            self.width
+            if head_width is None
+            else _checks.whole_number("head_width", head_width)
+        )
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, int]]:
+        d, m, k = self.vocabulary, self.width, self.head_width
+        return {"W0": (d, m), "WQ": (m, k), "WK": (m, k), "W1": (m, d)}
+
+    def init(self, seed: int, scale: float) -> OneLayerParameters:
+        """Independent entries of law N(0, scale²)."""
+        keys = jax.random.split(jax.random.key(seed), len(self.shapes))
+        return OneLayerParameters(
+            **{
+                name: scale * jax.random.normal(key, shape, dtype=jnp.float64)
+                for key, (name, shape) in zip(keys, self.shapes.items(), strict=True)
+            }
+        )
+
+    def check(self, params: Any) -> None:
+        """Refuse parameters that are not this model's."""
+        if not isinstance(params, OneLayerParameters):
+            raise ValueError(
+                "`params` must be OneLayerParameters (Problem.init makes them), got "
+                f"{type(params).__name__}."
+            )
+        for name, shape in self.shapes.items():
+            found = jnp.shape(getattr(params, name))
+            if found != shape:
+                raise ValueError(
+                    f"`params.{name}` must have shape {shape}, got {found}."
+                )
+
+    def context_attention(
+        self, params: OneLayerParameters, population: Population
+    ) -> Float[Array, "contexts d"]:
+        """a[c, j], the attention that context c pays to all occurrences of token j."""
+        queries, keys = params.W0 @ params.WQ, params.W0 @ params.WK
+        scores = population.query_rows(queries @ keys.T)
+        return jax.nn.softmax(scores + population.log_multiplicities, axis=-1)
+
+    def logits(
+        self, params: OneLayerParameters, population: Population
+    ) -> Float[Array, "contexts d"]:
+        attention = self.context_attention(params, population)
+        # (A W0) W1 and never A (W0 W1): d×d products cost most where d is large.
+        return (attention @ params.W0) @ params.W1
+
+    def conserved_terms(
+        self, params: OneLayerParameters
+    ) -> dict[str, tuple[Float[Array, "..."], ...]]:
+        """Terms whose sums the flow keeps constant, for any population.
+
+        - `embedding_balance`: W0ᵀW0 - W1W1ᵀ - WQWQᵀ - WKWKᵀ (m×m), as the loss does
+            not see W0 → W0 R, (W1, WQ, WK) → R⁻¹(W1, WQ, WK);
+        - `attention_balance`: WQᵀWQ - WKᵀWK (k×k), as it does not see WQ → WQ S,
+            WK → WK S⁻ᵀ;
+        - `projection_sum`: W1·1 (m), as it does not see a constant added to all logits.
+        """
+        W0, WQ, WK, W1 = params.W0, params.WQ, params.WK, params.W1
+        return {
+            "embedding_balance": (
+                W0.T @ W0,
+                -W1 @ W1.T,
+                -WQ @ WQ.T,
+                -WK @ WK.T,
+            ),
+            "attention_balance": (WQ.T @ WQ, -WK.T @ WK),
+            "projection_sum": tuple(W1.T),
+        }
+
+    def observables(
+        self, population: Population
+    ) -> dict[str, Callable[[OneLayerParameters], Float[Array, "..."]]]:
+        """What the paper plots, each a function of the parameters."""
+        pi = population.chain.stationary
+
+        def attention(params: OneLayerParameters) -> Float[Array, "d d"]:
+            return population.mean_by_query(self.context_attention(params, population))
+
+        def attention_entropy(params: OneLayerParameters) -> Float[Array, " d"]:
+            a = self.context_attention(params, population)
+            entropy = -jnp.sum(jax.scipy.special.xlogy(a, a), axis=1, keepdims=True)
+            return population.mean_by_query(entropy)[:, 0]
+
+        def mean_attention_entropy(params: OneLayerParameters) -> Float[Array, ""]:
+            return population.query_weights @ attention_entropy(params)
+
+        def attention_mass(params: OneLayerParameters) -> Float[Array, " d"]:
+            return population.weights @ self.context_attention(params, population)
+
+        def alignment(params: OneLayerParameters) -> Float[Array, ""]:
+            U, _, _ = jnp.linalg.svd(params.W0, full_matrices=False)
+            return jnp.abs(U[:, 0] @ pi) / jnp.linalg.norm(pi)
+
+        def coordinates(params: OneLayerParameters) -> Float[Array, "d r"]:
+            U, s, _ = jnp.linalg.svd(params.W0, full_matrices=False)
+            # A singular vector's sign is free: make its largest entry positive.
+            largest = jnp.take_along_axis(
+                U, jnp.argmax(jnp.abs(U), axis=0)[None], axis=0
+            )
+            return U * jnp.sign(largest) * s
+
+        def singular_values(matrix: Float[Array, "a b"]) -> Float[Array, " r"]:
+            return jnp.linalg.svd(matrix, compute_uv=False)
+
+        return {
+            "singular_values_W0": lambda p: singular_values(p.W0),
+            "singular_values_W1": lambda p: singular_values(p.W1),
+            "singular_values_QK": lambda p: singular_values(p.WQ @ p.WK.T),
+            "alignment": alignment,
+            "attention": attention,
+            "attention_entropy": attention_entropy,
+            "mean_attention_entropy": mean_attention_entropy,
+            "attention_mass": attention_mass,
+            "embedding_norms": lambda p: jnp.linalg.norm(p.W0, axis=1),
+            "embedding_coordinates": coordinates,
+        }
+
+    def stored_arguments(self) -> dict[str, Any]:
+        return {
+            "vocabulary": self.vocabulary,
+            "width": self.width,
+            "head_width": self.head_width,
+        }

@@ -1,0 +1,238 @@
+"""What a model is trained on: weighted lists of contexts.
+
+Without a position code a context matters only through its last token i and how often
+each token occurs in it. A population is therefore plain arrays, one row a context c:
+a weight w_c, a query token i_c, log multiplicities log n[c, ·] and a target law
+T[c, ·]. Kinds of population differ in how they fill these arrays, never in what the
+arrays mean.
+"""
+
+import math
+from abc import abstractmethod
+from typing import Any, Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from equinox import AbstractVar
+from jaxtyping import Array, Float, Int
+
+from . import _checks
+from ._storage import storable
+from .chains import MarkovChain
+
+
+class Population(eqx.Module):
+    """A weighted list of contexts without positions (contexts × tokens)."""
+
+    chain: AbstractVar[MarkovChain]
+    """The chain the contexts are drawn from."""
+    weights: AbstractVar[Float[np.ndarray, " contexts"]]
+    """w_c, the probability of each context; they sum to one."""
+    queries: AbstractVar[Int[np.ndarray, " contexts"]]
+    """i_c, the last token of each context."""
+    log_multiplicities: AbstractVar[Float[np.ndarray, "contexts d"]]
+    """log n[c, j], how often token j occurs (up to a factor); -inf for never."""
+    targets: AbstractVar[Float[np.ndarray, "contexts d"]]
+    """T[c, ·], the law of the next token."""
+
+    @abstractmethod
+    def query_rows(self, table: Float[Array, "d k"]) -> Float[Array, "contexts k"]:
+        """`table[queries]`, in the way that is cheapest to differentiate."""
+
+    @property
+    def size(self) -> int:
+        """The number of contexts."""
+        return self.weights.shape[0]
+
+    @property
+    def vocabulary(self) -> int:
+        """The number of tokens, d."""
+        return self.targets.shape[1]
+
+    @property
+    def entropy(self) -> Float[Array, ""]:
+        """Σ_c w_c H(T_c), below which no loss over these contexts can fall."""
+        T = jnp.asarray(self.targets)
+        return -jnp.sum(self.weights * jnp.sum(jax.scipy.special.xlogy(T, T), axis=1))
+
+    def mean_by_query(self, values: Float[Array, "contexts k"]) -> Float[Array, "d k"]:
+        """The mean of `values` over the contexts that end in each token."""
+        weights = jnp.asarray(self.weights)[:, None]
+        sums = jax.ops.segment_sum(weights * values, self.queries, self.vocabulary)
+        return sums / self.query_weights[:, None]
+
+    @property
+    def query_weights(self) -> Float[Array, " d"]:
+        """The probability that a context ends in each token."""
+        return jax.ops.segment_sum(
+            jnp.asarray(self.weights), self.queries, self.vocabulary
+        )
+
+
+@storable
+class InfiniteContext(Population):
+    """Contexts of infinite length: one for each last token i, with w_i = π_i,
+    multiplicities n = π and target law P_i."""
+
+    chain: MarkovChain
+    weights: Float[np.ndarray, " d"]
+    queries: Int[np.ndarray, " d"]
+    log_multiplicities: Float[np.ndarray, "d d"]
+    targets: Float[np.ndarray, "d d"]
+
+    def __init__(self, chain: MarkovChain):
+        _check_chain(chain)
+        d = chain.size
+        self.chain = chain
+        self.weights = chain.stationary
+        self.queries = np.arange(d)
+        self.log_multiplicities = np.tile(np.log(chain.stationary), (d, 1))
+        self.targets = chain.transition
+
+    def query_rows(self, table: Float[Array, "d k"]) -> Float[Array, "contexts k"]:
+        return table  # context c is the one that ends in token c
+
+    def stored_arguments(self) -> dict[str, Any]:
+        return {"chain": self.chain}
+
+
+@storable
+class FiniteContext(Population):
+    """Contexts of finite length, exactly: every (last token, counts) that the chain
+    can produce, with its probability.
+
+    The probabilities come from dynamic programming along the chain,
+
+        p_{t+1}(j, n + e_j) = Σ_i p_t(i, n) P_ij,
+
+    so their number is d·C(s+d-2, d-1) for length s instead of the dˢ sequences.
+    """
+
+    chain: MarkovChain
+    weights: Float[np.ndarray, " contexts"]
+    queries: Int[np.ndarray, " contexts"]
+    log_multiplicities: Float[np.ndarray, "contexts d"]
+    targets: Float[np.ndarray, "contexts d"]
+    length: int = eqx.field(static=True)
+    positions: Literal["last", "all"] = eqx.field(static=True)
+    start: Float[np.ndarray, " d"]
+    """The law of the first token."""
+
+    def __init__(
+        self,
+        chain: MarkovChain,
+        length: int,
+        *,
+        positions: Literal["last", "all"] = "last",
+        start: Any = "stationary",
+        max_contexts: int = 4_000_000,
+    ):
+        """**Arguments:**
+
+        - `chain`: a [`MarkovChain`][].
+        - `length`: the number s of tokens in a context.
+        - `positions`: `"last"` predicts the token after s tokens; `"all"` averages
+            over predictions after 1, 2, …, s tokens, as in language-model training.
+        - `start`: the law of the first token: `"stationary"`, `"uniform"` or an array.
+        - `max_contexts`: refuse to build a longer list of contexts than this.
+        """
+        _check_chain(chain)
+        length = _checks.whole_number("length", length)
+        if positions not in ("last", "all"):
+            raise ValueError(f"`positions` must be 'last' or 'all', got {positions!r}.")
+        d = chain.size
+        law = _start_law(start, chain)
+        lengths = range(1, length + 1) if positions == "all" else (length,)
+        count = sum(d * math.comb(s + d - 2, d - 1) for s in lengths)
+        if count > max_contexts:
+            raise ValueError(
+                f"`length` = {length} with {d} tokens makes {count:,} contexts, about "
+                f"{count * _bytes_per_context(d) / 2**30:,.1f} GiB while a gradient is "
+                f"computed; the limit is {max_contexts:,} contexts (raise it with "
+                "`max_contexts`, or use InfiniteContext)."
+            )
+        tables = _context_tables(chain.transition, law, length)
+        kept = list(tables) if positions == "all" else [tables[-1]]
+        counts = np.concatenate([np.repeat(n, d, axis=0) for n, _ in kept])
+        weights = np.concatenate([p.ravel() for _, p in kept]) / len(kept)
+        queries = np.tile(np.arange(d), len(weights) // d)
+        possible = weights > 0
+        self.chain = chain
+        self.weights = weights[possible]
+        self.queries = queries[possible]
+        with np.errstate(divide="ignore"):
+            self.log_multiplicities = np.log(counts[possible])
+        self.targets = chain.transition[self.queries]
+        self.length = length
+        self.positions = positions
+        self.start = law
+
+    def query_rows(self, table: Float[Array, "d k"]) -> Float[Array, "contexts k"]:
+        # d is small where all contexts can be listed, and the transpose of a product
+        # with one-hot rows is a product too, where that of indexing is a serial
+        # scatter.
+        return jax.nn.one_hot(self.queries, self.vocabulary, dtype=table.dtype) @ table
+
+    def stored_arguments(self) -> dict[str, Any]:
+        return {
+            "chain": self.chain,
+            "length": self.length,
+            "positions": self.positions,
+            "start": self.start,
+            "max_contexts": max(self.size * self.vocabulary, 4_000_000),
+        }
+
+
+def _check_chain(chain: Any) -> None:
+    if not isinstance(chain, MarkovChain):
+        raise ValueError(
+            f"`chain` must be a gradflow.MarkovChain, got {type(chain).__name__}."
+        )
+
+
+def _start_law(start: Any, chain: MarkovChain) -> np.ndarray:
+    if isinstance(start, str):
+        if start == "stationary":
+            return chain.stationary
+        if start == "uniform":
+            return np.full(chain.size, 1 / chain.size)
+        raise ValueError(
+            f"`start` must be 'stationary', 'uniform' or a law, got {start!r}."
+        )
+    return _checks.law("start", start, size=chain.size)
+
+
+def _bytes_per_context(d: int) -> int:
+    """Two stored arrays and about eight of the same shape in a gradient."""
+    return 8 * (10 * d + 2)
+
+
+def _context_tables(
+    P: np.ndarray, start: np.ndarray, length: int
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """For s = 1..length, the count vectors n (rows) that sum to s and the
+    probabilities p[n, i] that a context of s tokens has these counts and ends in i."""
+    d = P.shape[0]
+    radix = length + 1
+    if radix**d >= 2**63:
+        raise ValueError(
+            f"`length` = {length} with {d} tokens is out of reach: counts no longer "
+            "fit into one 64-bit key."
+        )
+    # One integer names a count vector: Σ_j n_j radix^j.
+    units = radix ** np.arange(d, dtype=np.int64)
+    keys, probabilities = units, np.diag(start)
+    tables = []
+    for s in range(1, length + 1):
+        tables.append((keys[:, None] // units % radix, probabilities))
+        if s == length:
+            break
+        moved = probabilities @ P
+        successors = (keys[:, None] + units).ravel()
+        keys, place = np.unique(successors, return_inverse=True)
+        probabilities = np.zeros((len(keys), d))
+        # For a fixed last token j the successors n + e_j are distinct.
+        probabilities[place.reshape(-1, d), np.arange(d)] = moved
+    return tables

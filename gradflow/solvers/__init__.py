@@ -1,0 +1,8 @@
+"""The choice of a solver. Solvers are diffrax solvers; nothing here knows of chains or
+attention."""
+
+from ._choice import (
+    count_evaluations as count_evaluations,
+    names as names,
+    resolve as resolve,
+)
