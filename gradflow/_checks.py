@@ -2,12 +2,24 @@
 what came, and runs before any work starts."""
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import jax
 import numpy as np
 
 from ._ravel import path_name
+
+if TYPE_CHECKING:
+    _T = TypeVar("_T")
+    Checked = Annotated[_T, "checked by hand"]
+else:
+
+    class Checked:
+        """`Checked[T]` is `T` to a static type checker and anything at run time, where
+        our own checks are to speak, in sentences, before a type checker would."""
+
+        def __class_getitem__(cls, _: Any) -> Any:
+            return Any
 
 
 def whole_number(name: str, value: Any, *, least: int = 1) -> int:

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, PyTree
 
 from . import _checks, solvers
 from ._certificate import EnergyAccount
+from ._checks import Checked
 from ._compile_clock import CompileClock
 from ._flow import DenseOutput, Flow, FlowError, Settings, set_integrate_again
 from ._progress import progress_bar
@@ -37,20 +38,22 @@ LARGEST_DEFAULT_OBSERVABLE = 2**16
 
 
 def integrate(
-    loss: Callable[[PyTree], Any],
+    loss: Checked[Callable[[PyTree], Any]],
     params: PyTree,
-    t1: float,
+    t1: Checked[float],
     *,
     ts: Any = None,
     solver: Any = "auto",
-    rtol: float = 1e-8,
-    atol: float | None = None,
-    observables: Mapping[str, Callable[[PyTree], Any]] | Iterable[str] | None = None,
-    event: Callable[[PyTree], Any] | None = None,
+    rtol: Checked[float] = 1e-8,
+    atol: Checked[float | None] = None,
+    observables: Checked[
+        Mapping[str, Callable[[PyTree], Any]] | Iterable[str] | None
+    ] = None,
+    event: Checked[Callable[[PyTree], Any] | None] = None,
     progress: bool = False,
-    max_steps: int | None = None,
+    max_steps: Checked[int | None] = None,
     throw: bool = True,
-    dense_memory: int = 2**28,
+    dense_memory: Checked[int] = 2**28,
 ) -> Flow:
     """Integrate the gradient flow θ̇ = -∇L(θ) from `params` at time 0 to time `t1`.
 

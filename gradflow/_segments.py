@@ -116,10 +116,10 @@ def start(
     state = State(
         t0, y0, tnext - t0, equation.value(y0), solver_state, controller_state
     )
-    _, _, dense, _, _ = eqx.filter_eval_shape(
-        solver.step, terms, t0, tnext, y0, None, solver_state, False
+    one_step = eqx.filter_eval_shape(_solve, equation, state, t1, 1, None)
+    steps = max(
+        1, min(LARGEST_SEGMENT, SEGMENT_MEMORY // _bytes(one_step.interpolation))
     )
-    steps = max(1, min(LARGEST_SEGMENT, SEGMENT_MEMORY // _bytes(dense)))
     return _strongly_typed(state), steps
 
 
@@ -132,23 +132,7 @@ def advance(
     event: Callable[[PyTree], Any] | None,
 ) -> Segment:
     """At most `steps` attempted steps from `state` towards t1."""
-    solution = diffrax.diffeqsolve(
-        diffrax.ODETerm(equation.vector_field),
-        equation.solver,
-        state.t,
-        t1,
-        state.dt,
-        state.y,
-        saveat=diffrax.SaveAt(
-            t1=True, dense=True, solver_state=True, controller_state=True
-        ),
-        stepsize_controller=equation.controller,
-        max_steps=steps,
-        throw=False,
-        solver_state=state.solver_state,
-        controller_state=state.controller_state,
-        event=None if event is None else _stopping_event(equation, event),
-    )
+    solution = _solve(equation, state, t1, steps, event)
     assert solution.ts is not None
     assert solution.ys is not None
     dense = solution.interpolation
@@ -172,6 +156,32 @@ def advance(
         solution.result,
         stats["num_accepted_steps"],
         stats["num_rejected_steps"],
+    )
+
+
+def _solve(
+    equation: Equation,
+    state: State,
+    t1: Float[Array, ""],
+    steps: int,
+    event: Callable[[PyTree], Any] | None,
+) -> diffrax.Solution:
+    return diffrax.diffeqsolve(
+        diffrax.ODETerm(equation.vector_field),
+        equation.solver,
+        state.t,
+        t1,
+        state.dt,
+        state.y,
+        saveat=diffrax.SaveAt(
+            t1=True, dense=True, solver_state=True, controller_state=True
+        ),
+        stepsize_controller=equation.controller,
+        max_steps=steps,
+        throw=False,
+        solver_state=state.solver_state,
+        controller_state=state.controller_state,
+        event=None if event is None else _stopping_event(equation, event),
     )
 
 

@@ -22,11 +22,12 @@ import numpy as np
 FORMAT = "gradflow-run"
 FORMAT_VERSION = 1
 
-_T = TypeVar("_T", bound=type)
+_Class = TypeVar("_Class", bound=type)
+_T = TypeVar("_T")
 _storable: dict[str, type] = {}
 
 
-def storable(cls: _T) -> _T:
+def storable(cls: _Class) -> _Class:
     """Mark one of the library's own classes as one that a run file may name.
 
     Its objects are stored as what `stored_arguments()` returns and rebuilt by calling
@@ -147,9 +148,10 @@ def read(path: str | os.PathLike, build: Callable[[dict[str, Any]], _T]) -> _T:
     if not path.is_file():
         raise RunFileError(f"no run file at '{path}'.")
     try:
-        with np.load(path, allow_pickle=False) as file:
-            members = {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
+        # Opened here, as NumPy leaves a file open that it cannot read.
+        with path.open("rb") as file:
+            members = dict(np.load(file, allow_pickle=False))
+    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
         raise RunFileError(
             f"'{path}' is not a gradflow run file, or it was cut short or damaged "
             f"({error})."

@@ -9,7 +9,9 @@ import numpy as np
 from jaxtyping import Float
 
 from . import _checks
+from ._checks import Checked
 from ._storage import storable
+from ._types import AnyArray
 
 
 @storable
@@ -20,14 +22,14 @@ class MarkovChain(eqx.Module):
     Its stationary law is the one law `π` with `π P = π`.
     """
 
-    transition: Float[np.ndarray, "d d"]
+    transition: Float[AnyArray, "d d"]
     """The transition matrix P; rows sum to one."""
-    stationary: Float[np.ndarray, " d"]
+    stationary: Float[AnyArray, " d"]
     """The stationary law π."""
     labels: tuple[str, ...] = eqx.field(static=True)
     """A name for each token."""
 
-    def __init__(self, transition: Any, labels: Sequence[str] | None = None):
+    def __init__(self, transition: Any, labels: Checked[Sequence[str] | None] = None):
         """**Arguments:**
 
         - `transition`: a square stochastic matrix of an irreducible chain. Rows that
@@ -71,8 +73,8 @@ class MarkovChain(eqx.Module):
     def sticky(
         cls,
         stationary: Any,
-        stickiness: float,
-        labels: Sequence[str] | None = None,
+        stickiness: Checked[float],
+        labels: Checked[Sequence[str] | None] = None,
     ) -> "MarkovChain":
         """P = λI + (1-λ)1πᵀ: with probability λ repeat, else draw anew from π.
 
@@ -95,7 +97,7 @@ class MarkovChain(eqx.Module):
 
     @classmethod
     def metropolis(
-        cls, stationary: Any, labels: Sequence[str] | None = None
+        cls, stationary: Any, labels: Checked[Sequence[str] | None] = None
     ) -> "MarkovChain":
         """The Metropolis chain of the law π: propose another token uniformly, accept
         with probability min(1, π_j/π_i). Reversible: π_i P_ij = π_j P_ji."""
@@ -107,7 +109,10 @@ class MarkovChain(eqx.Module):
 
     @classmethod
     def random(
-        cls, stationary: Any, seed: int = 0, labels: Sequence[str] | None = None
+        cls,
+        stationary: Any,
+        seed: Checked[int] = 0,
+        labels: Checked[Sequence[str] | None] = None,
     ) -> "MarkovChain":
         """A random chain with stationary law π, not reversible (for d ≥ 3).
 
@@ -115,6 +120,7 @@ class MarkovChain(eqx.Module):
         both margins of the flow F_ij = π_i P_ij equal π.
         """
         pi = _positive_law(stationary)
+        seed = _checks.whole_number("seed", seed, least=0)
         weights = np.random.default_rng(seed).exponential(size=(pi.size, pi.size))
         columns = np.ones_like(pi)
         for _ in range(100_000):
@@ -131,8 +137,8 @@ class MarkovChain(eqx.Module):
     def from_counts(
         cls,
         counts: Any,
-        smoothing: float = 0.0,
-        labels: Sequence[str] | None = None,
+        smoothing: Checked[float] = 0.0,
+        labels: Checked[Sequence[str] | None] = None,
     ) -> "MarkovChain":
         """P_ij ∝ counts_ij + smoothing, from the number of times i was followed by j.
 

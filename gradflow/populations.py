@@ -16,10 +16,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from equinox import AbstractVar
-from jaxtyping import Array, Float, Int
+from jaxtyping import Float, Int
 
 from . import _checks
+from ._checks import Checked
 from ._storage import storable
+from ._types import AnyArray
 from .chains import MarkovChain
 
 
@@ -28,17 +30,19 @@ class Population(eqx.Module):
 
     chain: AbstractVar[MarkovChain]
     """The chain the contexts are drawn from."""
-    weights: AbstractVar[Float[np.ndarray, " contexts"]]
+    weights: AbstractVar[Float[AnyArray, " contexts"]]
     """w_c, the probability of each context; they sum to one."""
-    queries: AbstractVar[Int[np.ndarray, " contexts"]]
+    queries: AbstractVar[Int[AnyArray, " contexts"]]
     """i_c, the last token of each context."""
-    log_multiplicities: AbstractVar[Float[np.ndarray, "contexts d"]]
+    log_multiplicities: AbstractVar[Float[AnyArray, "contexts d"]]
     """log n[c, j], how often token j occurs (up to a factor); -inf for never."""
-    targets: AbstractVar[Float[np.ndarray, "contexts d"]]
+    targets: AbstractVar[Float[AnyArray, "contexts d"]]
     """T[c, ·], the law of the next token."""
 
     @abstractmethod
-    def query_rows(self, table: Float[Array, "d k"]) -> Float[Array, "contexts k"]:
+    def query_rows(
+        self, table: Float[AnyArray, "d k"]
+    ) -> Float[AnyArray, "contexts k"]:
         """`table[queries]`, in the way that is cheapest to differentiate."""
 
     @property
@@ -52,19 +56,21 @@ class Population(eqx.Module):
         return self.targets.shape[1]
 
     @property
-    def entropy(self) -> Float[Array, ""]:
+    def entropy(self) -> Float[AnyArray, ""]:
         """Σ_c w_c H(T_c), below which no loss over these contexts can fall."""
         T = jnp.asarray(self.targets)
         return -jnp.sum(self.weights * jnp.sum(jax.scipy.special.xlogy(T, T), axis=1))
 
-    def mean_by_query(self, values: Float[Array, "contexts k"]) -> Float[Array, "d k"]:
+    def mean_by_query(
+        self, values: Float[AnyArray, "contexts k"]
+    ) -> Float[AnyArray, "d k"]:
         """The mean of `values` over the contexts that end in each token."""
         weights = jnp.asarray(self.weights)[:, None]
         sums = jax.ops.segment_sum(weights * values, self.queries, self.vocabulary)
         return sums / self.query_weights[:, None]
 
     @property
-    def query_weights(self) -> Float[Array, " d"]:
+    def query_weights(self) -> Float[AnyArray, " d"]:
         """The probability that a context ends in each token."""
         return jax.ops.segment_sum(
             jnp.asarray(self.weights), self.queries, self.vocabulary
@@ -77,12 +83,12 @@ class InfiniteContext(Population):
     multiplicities n = π and target law P_i."""
 
     chain: MarkovChain
-    weights: Float[np.ndarray, " d"]
-    queries: Int[np.ndarray, " d"]
-    log_multiplicities: Float[np.ndarray, "d d"]
-    targets: Float[np.ndarray, "d d"]
+    weights: Float[AnyArray, " d"]
+    queries: Int[AnyArray, " d"]
+    log_multiplicities: Float[AnyArray, "d d"]
+    targets: Float[AnyArray, "d d"]
 
-    def __init__(self, chain: MarkovChain):
+    def __init__(self, chain: Checked[MarkovChain]):
         _check_chain(chain)
         d = chain.size
         self.chain = chain
@@ -91,7 +97,9 @@ class InfiniteContext(Population):
         self.log_multiplicities = np.tile(np.log(chain.stationary), (d, 1))
         self.targets = chain.transition
 
-    def query_rows(self, table: Float[Array, "d k"]) -> Float[Array, "contexts k"]:
+    def query_rows(
+        self, table: Float[AnyArray, "d k"]
+    ) -> Float[AnyArray, "contexts k"]:
         return table  # context c is the one that ends in token c
 
     def stored_arguments(self) -> dict[str, Any]:
@@ -111,23 +119,23 @@ class FiniteContext(Population):
     """
 
     chain: MarkovChain
-    weights: Float[np.ndarray, " contexts"]
-    queries: Int[np.ndarray, " contexts"]
-    log_multiplicities: Float[np.ndarray, "contexts d"]
-    targets: Float[np.ndarray, "contexts d"]
+    weights: Float[AnyArray, " contexts"]
+    queries: Int[AnyArray, " contexts"]
+    log_multiplicities: Float[AnyArray, "contexts d"]
+    targets: Float[AnyArray, "contexts d"]
     length: int = eqx.field(static=True)
     positions: Literal["last", "all"] = eqx.field(static=True)
-    start: Float[np.ndarray, " d"]
+    start: Float[AnyArray, " d"]
     """The law of the first token."""
 
     def __init__(
         self,
-        chain: MarkovChain,
-        length: int,
+        chain: Checked[MarkovChain],
+        length: Checked[int],
         *,
-        positions: Literal["last", "all"] = "last",
+        positions: Checked[Literal["last", "all"]] = "last",
         start: Any = "stationary",
-        max_contexts: int = 4_000_000,
+        max_contexts: Checked[int] = 4_000_000,
     ):
         """**Arguments:**
 
@@ -140,6 +148,7 @@ class FiniteContext(Population):
         """
         _check_chain(chain)
         length = _checks.whole_number("length", length)
+        max_contexts = _checks.whole_number("max_contexts", max_contexts)
         if positions not in ("last", "all"):
             raise ValueError(f"`positions` must be 'last' or 'all', got {positions!r}.")
         d = chain.size
@@ -169,7 +178,9 @@ class FiniteContext(Population):
         self.positions = positions
         self.start = law
 
-    def query_rows(self, table: Float[Array, "d k"]) -> Float[Array, "contexts k"]:
+    def query_rows(
+        self, table: Float[AnyArray, "d k"]
+    ) -> Float[AnyArray, "contexts k"]:
         # d is small where all contexts can be listed, and the transpose of a product
         # with one-hot rows is a product too, where that of indexing is a serial
         # scatter.

@@ -7,10 +7,12 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Float, PyTree
 
 from . import _checks
+from ._checks import Checked
 from ._storage import storable
+from ._types import AnyArray
 from .models import OneLayerTransformer
 from .populations import Population
 
@@ -25,8 +27,8 @@ class Problem(eqx.Module):
     how low it can get, what its flow conserves and what is worth watching.
     """
 
-    model: OneLayerTransformer
-    population: Population
+    model: Checked[OneLayerTransformer]
+    population: Checked[Population]
 
     def __check_init__(self):
         if not isinstance(self.population, Population):
@@ -45,12 +47,12 @@ class Problem(eqx.Module):
                 f"`population` one of {self.population.vocabulary}."
             )
 
-    def __call__(self, params: PyTree) -> Float[Array, ""]:
+    def __call__(self, params: PyTree) -> Float[AnyArray, ""]:
         log_law = jax.nn.log_softmax(self.model.logits(params, self.population))
         losses = -jnp.sum(self.population.targets * log_law, axis=1)
         return self.population.weights @ losses
 
-    def init(self, seed: int = 0, scale: float = 1e-3) -> PyTree:
+    def init(self, seed: Checked[int] = 0, scale: Checked[float] = 1e-3) -> PyTree:
         """Random parameters whose entries have standard deviation `scale`."""
         seed = _checks.whole_number("seed", seed, least=0)
         scale = _checks.positive_number("scale", scale, zero_allowed=True)
@@ -66,17 +68,17 @@ class Problem(eqx.Module):
         stationary chain it is the entropy rate."""
         return float(self.population.entropy)
 
-    def conserved_terms(self, params: PyTree) -> dict[str, tuple[Array, ...]]:
+    def conserved_terms(self, params: PyTree) -> dict[str, tuple[AnyArray, ...]]:
         """The terms of each conserved quantity; their sizes are the scale on which
         its drift is measured."""
         return self.model.conserved_terms(params)
 
-    def conserved(self, params: PyTree) -> dict[str, Float[Array, "..."]]:
+    def conserved(self, params: PyTree) -> dict[str, Float[AnyArray, "..."]]:
         """The quantities that the exact flow keeps constant, by name."""
         return {k: sum(v) for k, v in self.conserved_terms(params).items()}  # pyright: ignore
 
     @property
-    def observables(self) -> dict[str, Callable[[PyTree], Float[Array, "..."]]]:
+    def observables(self) -> dict[str, Callable[[PyTree], Float[AnyArray, "..."]]]:
         """Functions of the parameters that show what training does, by name."""
         return {
             "loss": self,
@@ -89,6 +91,6 @@ class Problem(eqx.Module):
         return {"model": self.model, "population": self.population}
 
 
-def _gradient_norm(loss: Callable, params: PyTree) -> Float[Array, ""]:
+def _gradient_norm(loss: Callable, params: PyTree) -> Float[AnyArray, ""]:
     squares = [jnp.sum(g**2) for g in jax.tree.leaves(jax.grad(loss)(params))]
     return jnp.sqrt(jnp.sum(jnp.stack(squares)))

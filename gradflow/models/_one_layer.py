@@ -6,10 +6,12 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
 from .. import _checks
+from .._checks import Checked
 from .._storage import storable
+from .._types import AnyArray
 from ..populations import Population
 
 
@@ -17,10 +19,10 @@ from ..populations import Population
 class OneLayerParameters(eqx.Module):
     """W0 (d×m) embedding, WQ and WK (m×k) attention, W1 (m×d) projection."""
 
-    W0: Float[Array, "*time d m"]
-    WQ: Float[Array, "*time m k"]
-    WK: Float[Array, "*time m k"]
-    W1: Float[Array, "*time m d"]
+    W0: Float[AnyArray, "*time d m"]
+    WQ: Float[AnyArray, "*time m k"]
+    WK: Float[AnyArray, "*time m k"]
+    W1: Float[AnyArray, "*time m d"]
 
 
 @storable
@@ -40,7 +42,12 @@ class OneLayerTransformer(eqx.Module):
     head_width: int = eqx.field(static=True)
     """k, the width of the attention head."""
 
-    def __init__(self, vocabulary: int, width: int, head_width: int | None = None):
+    def __init__(
+        self,
+        vocabulary: Checked[int],
+        width: Checked[int],
+        head_width: Checked[int | None] = None,
+    ):
         self.vocabulary = _checks.whole_number("vocabulary", vocabulary)
         self.width = _checks.whole_number("width", width)
         self.head_width = (
@@ -80,7 +87,7 @@ class OneLayerTransformer(eqx.Module):
 
     def context_attention(
         self, params: OneLayerParameters, population: Population
-    ) -> Float[Array, "contexts d"]:
+    ) -> Float[AnyArray, "contexts d"]:
         """a[c, j], the attention that context c pays to all occurrences of token j."""
         queries, keys = params.W0 @ params.WQ, params.W0 @ params.WK
         scores = population.query_rows(queries @ keys.T)
@@ -88,14 +95,14 @@ class OneLayerTransformer(eqx.Module):
 
     def logits(
         self, params: OneLayerParameters, population: Population
-    ) -> Float[Array, "contexts d"]:
+    ) -> Float[AnyArray, "contexts d"]:
         attention = self.context_attention(params, population)
         # (A W0) W1 and never A (W0 W1): d×d products cost most where d is large.
         return (attention @ params.W0) @ params.W1
 
     def conserved_terms(
         self, params: OneLayerParameters
-    ) -> dict[str, tuple[Float[Array, "..."], ...]]:
+    ) -> dict[str, tuple[Float[AnyArray, "..."], ...]]:
         """Terms whose sums the flow keeps constant, for any population.
 
         - `embedding_balance`: W0ᵀW0 - W1W1ᵀ - WQWQᵀ - WKWKᵀ (m×m), as the loss does
@@ -118,37 +125,37 @@ class OneLayerTransformer(eqx.Module):
 
     def observables(
         self, population: Population
-    ) -> dict[str, Callable[[OneLayerParameters], Float[Array, "..."]]]:
+    ) -> dict[str, Callable[[OneLayerParameters], Float[AnyArray, "..."]]]:
         """What the paper plots, each a function of the parameters."""
         pi = population.chain.stationary
 
-        def attention(params: OneLayerParameters) -> Float[Array, "d d"]:
+        def attention(params: OneLayerParameters) -> Float[AnyArray, "d d"]:
             return population.mean_by_query(self.context_attention(params, population))
 
-        def attention_entropy(params: OneLayerParameters) -> Float[Array, " d"]:
+        def attention_entropy(params: OneLayerParameters) -> Float[AnyArray, " d"]:
             a = self.context_attention(params, population)
             entropy = -jnp.sum(jax.scipy.special.xlogy(a, a), axis=1, keepdims=True)
             return population.mean_by_query(entropy)[:, 0]
 
-        def mean_attention_entropy(params: OneLayerParameters) -> Float[Array, ""]:
+        def mean_attention_entropy(params: OneLayerParameters) -> Float[AnyArray, ""]:
             return population.query_weights @ attention_entropy(params)
 
-        def attention_mass(params: OneLayerParameters) -> Float[Array, " d"]:
+        def attention_mass(params: OneLayerParameters) -> Float[AnyArray, " d"]:
             return population.weights @ self.context_attention(params, population)
 
-        def alignment(params: OneLayerParameters) -> Float[Array, ""]:
+        def alignment(params: OneLayerParameters) -> Float[AnyArray, ""]:
             U, _, _ = jnp.linalg.svd(params.W0, full_matrices=False)
             return jnp.abs(U[:, 0] @ pi) / jnp.linalg.norm(pi)
 
-        def coordinates(params: OneLayerParameters) -> Float[Array, "d r"]:
+        def coordinates(params: OneLayerParameters) -> Float[AnyArray, "d r"]:
             U, s, _ = jnp.linalg.svd(params.W0, full_matrices=False)
             # A singular vector's sign is free: make its largest entry positive.
             largest = jnp.take_along_axis(
                 U, jnp.argmax(jnp.abs(U), axis=0)[None], axis=0
             )
-            return U * jnp.sign(largest) * s
+            return U * jnp.sign(largest) * s[None]
 
-        def singular_values(matrix: Float[Array, "a b"]) -> Float[Array, " r"]:
+        def singular_values(matrix: Float[AnyArray, "a b"]) -> Float[AnyArray, " r"]:
             return jnp.linalg.svd(matrix, compute_uv=False)
 
         return {

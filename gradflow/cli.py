@@ -1,0 +1,373 @@
+"""`gradflow …`: parsing and printing only."""
+
+import argparse
+import io
+import os
+import sys
+import warnings
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+
+from . import __version__, _checks, solvers
+from ._flow import Flow, FlowError
+from ._integrate import integrate
+from ._storage import RunFileError
+from .chains import MarkovChain
+from .models import OneLayerTransformer
+from .populations import FiniteContext, InfiniteContext
+from .problem import Problem
+
+DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+
+# The reference instance of Focus and Dilution.
+STATIONARY = (0.75, 0.19, 0.05, 0.01)
+STICKINESS = 0.5
+
+
+class _BadInput(Exception):
+    """A sentence for the user."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line `argv`, by default the process's own, and return its exit
+    code: 0, or 1 for a job that failed on the way, 2 for bad input, 130 for Ctrl-C."""
+    for stream in (sys.stdout, sys.stderr):
+        # Where ∇ cannot be shown it is spelt out: no reason for a traceback.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        arguments = _parser().parse_args(argv)
+        return arguments.command(arguments)
+    except _BadInput as error:
+        return _complain(str(error), BAD_INPUT)
+    except KeyboardInterrupt:
+        return _complain("interrupted.", INTERRUPTED)
+    except SystemExit as stop:  # how argparse ends --help and --version
+        return int(stop.code or 0)
+
+
+def _complain(sentence: str, code: int) -> int:
+    print(f"gradflow: {sentence}", file=sys.stderr)
+    return code
+
+
+#
+# gradflow run
+#
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    problem = _problem(arguments)
+    # Everything is checked under the name that it has here, before any work.
+    try:
+        horizon = _checks.positive_number("--horizon", arguments.horizon)
+        rtol = _checks.positive_number("--rtol", arguments.rtol)
+        atol = arguments.atol
+        if atol is not None:
+            atol = _checks.positive_number("--atol", atol, zero_allowed=True)
+        solvers.resolve(arguments.solver)
+        start = problem.init(arguments.seed, arguments.scale)
+    except OverflowError as error:
+        raise _BadInput(f"--seed {arguments.seed} is too large.") from error
+    except ValueError as error:
+        raise _BadInput(str(error)) from error
+    output = _folder(arguments.output)
+
+    print(_description(arguments, problem), flush=True)
+    code = DONE
+    try:
+        flow = integrate(
+            problem,
+            start,
+            horizon,
+            rtol=rtol,
+            atol=atol,
+            solver=arguments.solver,
+            progress=not arguments.no_progress,
+        )
+    except FlowError as error:
+        flow, code = error.flow, FAILED
+    except ValueError as error:  # a start so large that the loss is not finite
+        raise _BadInput(str(error)) from error
+    print(flow)
+    return _write(flow, output, code)
+
+
+def _write(flow: Flow, output: Path, code: int) -> int:
+    """Write the run file and the figure; a flow that broke off is worth as much."""
+    try:
+        print(f"run file         {flow.save(output / 'flow.npz')}")
+    except OSError as error:
+        return _complain(f"the run file could not be written: {error}.", FAILED)
+    if code == FAILED:
+        _complain(
+            f"the flow {flow.stats['reason']}. What was computed until then is in "
+            f"{output}.",
+            FAILED,
+        )
+    try:
+        print(f"figure           {_draw(flow, output / 'overview.png')}")
+    except (OSError, ValueError) as error:
+        return _complain(_no_figure(error), FAILED)
+    return code
+
+
+def _draw(flow: Flow, path: Path) -> Path:
+    from . import plotting  # brings matplotlib, which only a figure is worth
+
+    plotting.overview(flow).savefig(path, dpi=150)
+    return path
+
+
+def _no_figure(error: Exception) -> str:
+    return f"the figure could not be drawn: {str(error).rstrip('.')}."
+
+
+def _problem(arguments: argparse.Namespace) -> Problem:
+    try:
+        chain = _chain(arguments)
+        population = (
+            InfiniteContext(chain)
+            if arguments.context is None
+            else FiniteContext(
+                chain, _checks.whole_number("--context", arguments.context)
+            )
+        )
+        model = OneLayerTransformer(chain.size, arguments.width, arguments.head_width)
+        return Problem(model, population)
+    except ValueError as error:
+        raise _BadInput(str(error)) from error
+
+
+def _chain(arguments: argparse.Namespace) -> MarkovChain:
+    stationary, stickiness = arguments.stationary, arguments.stickiness
+    if arguments.matrix is None:
+        return MarkovChain.sticky(
+            STATIONARY if stationary is None else stationary,
+            STICKINESS if stickiness is None else stickiness,
+        )
+    if stationary is not None or stickiness is not None:
+        raise _BadInput(
+            "--matrix gives the whole chain and excludes --stationary and --stickiness."
+        )
+    matrix = _matrix(arguments.matrix)
+    try:
+        return MarkovChain(matrix)
+    except ValueError as error:
+        raise _BadInput(f"'{arguments.matrix}' holds no chain: {error}") from error
+
+
+def _matrix(path: Path) -> np.ndarray:
+    """The array in a .npy or .csv file."""
+    kind = path.suffix.lower()
+    if kind not in (".npy", ".csv"):
+        raise _BadInput(f"--matrix reads .npy and .csv files, got '{path}'.")
+    try:
+        if kind == ".npy":
+            return _load_npy(path)
+        with warnings.catch_warnings(), path.open(encoding="utf-8-sig") as file:
+            warnings.simplefilter("ignore")  # an empty file is refused as no chain
+            return np.loadtxt(file, delimiter=",", ndmin=2)
+    except OSError as error:
+        raise _BadInput(f"'{path}' cannot be read: {error.strerror}.") from error
+    except ValueError as error:
+        # Without NumPy's advice on its own options.
+        reason = str(error).partition("; use")[0].rstrip(".")
+        raise _BadInput(
+            f"'{path}' is not a table of numbers separated by commas: {reason}."
+        ) from error
+
+
+def _load_npy(path: Path) -> np.ndarray:
+    with path.open("rb") as file:
+        try:
+            array = np.load(file, allow_pickle=False)
+        # NumPy's reasons are left out: it advises to unpickle what it cannot read.
+        except (ValueError, EOFError, MemoryError, zipfile.BadZipFile):
+            array = None
+    if not isinstance(array, np.ndarray):
+        raise _BadInput(
+            f"'{path}' is not a .npy file of one array of numbers, or it was cut short."
+        )
+    return array
+
+
+def _folder(path: Path) -> Path:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _BadInput(
+            f"--output '{path}' cannot be made a folder: {error.strerror}."
+        ) from error
+    if not os.access(path, os.W_OK):
+        raise _BadInput(f"--output '{path}' cannot be written to.")
+    return path
+
+
+def _description(arguments: argparse.Namespace, problem: Problem) -> str:
+    model = problem.model
+    context = "infinite" if arguments.context is None else f"{arguments.context} tokens"
+    return (
+        f"gradflow {__version__}: {model.vocabulary} tokens, width {model.width}, "
+        f"head width {model.head_width}, context {context}, scale "
+        f"{arguments.scale:g}, seed {arguments.seed}, to t = {arguments.horizon:g}"
+    )
+
+
+#
+# gradflow show
+#
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    try:
+        flow = Flow.load(arguments.file)
+    except RunFileError as error:
+        raise _BadInput(str(error)) from error
+    try:
+        figure = None if arguments.figure is None else _draw(flow, arguments.figure)
+    except (OSError, ValueError) as error:
+        raise _BadInput(_no_figure(error)) from error
+    print(flow)
+    if figure is not None:
+        print(f"figure           {figure}")
+    return DONE
+
+
+#
+# The command line
+#
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise _BadInput(f"{message} (see {self.prog} --help).")
+
+
+def _law(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(number) for number in text.split(","))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(
+            f"must be numbers separated by commas, got {text!r}"
+        ) from error
+
+
+def _parser() -> _Parser:
+    parser = _Parser(
+        prog="gradflow",
+        description="The exact gradient flow of small Transformers on Markov data.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--version", action="version", version=f"gradflow {__version__}"
+    )
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    run = commands.add_parser(
+        "run",
+        help="integrate a flow; without options, that of the reference instance",
+        description="Integrate the gradient flow of a one-layer Transformer on a "
+        "Markov chain, print a summary with its certificate, and write the run file "
+        "(flow.npz) and a figure (overview.png).",
+        allow_abbrev=False,
+    )
+    run.set_defaults(command=_run)
+    chain = run.add_argument_group("chain")
+    chain.add_argument(
+        "--stationary",
+        type=_law,
+        metavar="P1,P2,…",
+        help="stationary law π of a sticky chain P = λI + (1-λ)1πᵀ (default: "
+        f"{','.join(map(str, STATIONARY))})",
+    )
+    chain.add_argument(
+        "--stickiness",
+        type=float,
+        metavar="λ",
+        help=f"λ of the sticky chain (default: {STICKINESS})",
+    )
+    chain.add_argument(
+        "--matrix",
+        type=Path,
+        metavar="FILE",
+        help="transition matrix of any irreducible chain instead, .npy or .csv",
+    )
+    chain.add_argument(
+        "--context",
+        type=int,
+        metavar="LENGTH",
+        help="length of the contexts (default: infinite)",
+    )
+    model = run.add_argument_group("model")
+    model.add_argument(
+        "--width", type=int, default=10, metavar="M", help="width (default: 10)"
+    )
+    model.add_argument(
+        "--head-width",
+        type=int,
+        metavar="K",
+        help="width of the attention head (default: the width)",
+    )
+    model.add_argument(
+        "--scale",
+        type=float,
+        default=1e-3,
+        metavar="ε",
+        help="standard deviation of the initial parameters (default: 1e-3)",
+    )
+    model.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="seed (default: 0)"
+    )
+    flow = run.add_argument_group("flow")
+    flow.add_argument(
+        "--horizon",
+        type=float,
+        default=1e4,
+        metavar="T",
+        help="final time (default: 1e4)",
+    )
+    flow.add_argument(
+        "--rtol",
+        type=float,
+        default=1e-8,
+        metavar="R",
+        help="relative tolerance (default: 1e-8)",
+    )
+    flow.add_argument(
+        "--atol",
+        type=float,
+        metavar="A",
+        help="absolute tolerance (default: follows the initial scale)",
+    )
+    flow.add_argument(
+        "--solver",
+        default="auto",
+        metavar="NAME",
+        help=f"one of {', '.join(solvers.names())} (default: auto)",
+    )
+    run.add_argument(
+        "--output",
+        type=Path,
+        default=Path("out/run"),
+        metavar="DIR",
+        help="folder for flow.npz and overview.png (default: out/run)",
+    )
+    run.add_argument("--no-progress", action="store_true", help="no progress bar")
+
+    show = commands.add_parser(
+        "show",
+        help="print the summary of a run file",
+        description="Print the summary of a run file and, if asked, draw its figure.",
+        allow_abbrev=False,
+    )
+    show.set_defaults(command=_show)
+    show.add_argument("file", type=Path, metavar="FILE", help="what a run wrote")
+    show.add_argument(
+        "--figure", type=Path, metavar="PATH", help="write the overview figure here"
+    )
+    return parser

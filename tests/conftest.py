@@ -1,0 +1,43 @@
+"""Strict numerics for all tests: shapes and types are checked at run time, NumPy and
+JAX arrays are not promoted silently, warnings are errors (pyproject.toml)."""
+
+import jax
+import jaxtyping
+import matplotlib
+import pytest
+
+matplotlib.use("Agg")
+
+with jaxtyping.install_import_hook("gradflow", "beartype.beartype"):
+    import gradflow
+
+import numpy as np
+import oracles
+
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+@pytest.fixture(scope="session")
+def reference_chain():
+    return gradflow.MarkovChain.sticky(
+        oracles.REFERENCE_LAW, oracles.REFERENCE_STICKINESS
+    )
+
+
+@pytest.fixture(scope="session")
+def reference(reference_chain):
+    """The reference instance of theory.md with m = k = 10 (n = 280)."""
+    model = gradflow.OneLayerTransformer(4, 10)
+    return gradflow.Problem(model, gradflow.InfiniteContext(reference_chain))
+
+
+@pytest.fixture(scope="session")
+def reference_flow(reference):
+    """Through condensation and focus, at the default tolerances."""
+    return gradflow.integrate(reference, reference.init(), 400.0)
+
+
+@pytest.fixture
+def weights():
+    """The weights of a parameter module as NumPy arrays, in the oracles' order."""
+    return lambda params: [np.asarray(getattr(params, n)) for n in oracles.SHAPES]
