@@ -157,18 +157,21 @@ class Flow(eqx.Module):
         behind. Parameters of a type of the user's own come back as a dictionary
         unless `Flow.load` is told their structure.
         """
+        leaves, _ = jax.tree_util.tree_flatten_with_path(self.params)
         try:
             _storage.pack(self.params, {})
-            params = self.params
+            structure = self.params
         except TypeError:
-            leaves, _ = jax.tree_util.tree_flatten_with_path(self.params)
-            params = {path_name(where): leaf for where, leaf in leaves}
+            structure = None
         problem = self.problem if _storage.is_storable(self.problem) else None
         return _storage.write(
             path,
             {
                 "ts": self.ts,
-                "params": params,
+                "params": structure,
+                "leaves": {path_name(where): leaf for where, leaf in leaves}
+                if structure is None
+                else None,
                 "loss": self.loss,
                 "speed": self.speed,
                 "observables": self.observables,
@@ -202,9 +205,11 @@ class Flow(eqx.Module):
         """
 
         def build(run: dict[str, Any]) -> "Flow":
-            params = run["params"]
+            params = run["leaves"] if run["params"] is None else run["params"]
             if like is not None:
-                leaves = jax.tree.leaves(params)
+                # A dictionary of leaves is in the order of the original's.
+                in_order = run["params"] is not None
+                leaves = jax.tree.leaves(params) if in_order else list(params.values())
                 params = jax.tree.unflatten(jax.tree.structure(like), leaves)
             return cls(
                 ts=run["ts"],

@@ -13,22 +13,13 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from . import _checks, solvers
-from ._certificate import EnergyAccount
 from ._checks import Checked
 from ._compile_clock import CompileClock
-from ._flow import DenseOutput, Flow, FlowError, Settings, set_integrate_again
+from ._flow import Flow, FlowError, Settings, set_integrate_again
 from ._progress import progress_bar
 from ._ravel import Ravel
-from ._segments import (
-    EVALUATIONS_PER_PANEL,
-    Equation,
-    Segment,
-    advance,
-    balance,
-    dense_bytes,
-    start,
-)
-from ._watch import Watch, certificate, stacked
+from ._record import Recorder, Watch
+from ._segments import Equation, Segment, advance, start
 
 SMALLEST_SCALE = 1e-8
 """The least root mean square of the parameters that the default `atol` follows."""
@@ -104,68 +95,48 @@ def integrate(
     if atol is None:
         rms = math.sqrt(float(jnp.mean(y0**2)))
         atol = 1e-3 * rtol * max(rms, SMALLEST_SCALE)
-    settings = Settings(t1, solver_name, rtol, atol)
     equation = Equation(loss, ravel, solver, jnp.asarray(rtol), jnp.asarray(atol))
-    watch = Watch(equation, y0, named, functions)
-
     state, steps = start(equation, y0, jnp.asarray(t1))
     _refuse_bad_start(state.loss, state.dt)
-    account = EnergyAccount.open(state.loss)
-    accepted = rejected = panels = saved = kept = 0
-    snapshots, pieces, starts, covered = [], [], [], 0.0
+    record = Recorder(Watch(equation, y0, named, functions), state, times, dense_memory)
     ended = None
     with progress_bar(t1, progress) as report:
         while ended is None:
             if max_steps is not None:
-                steps = min(steps, max_steps - accepted - rejected)
+                steps = min(steps, max_steps - record.attempted)
+            begun = record.t
             segment = advance(equation, state, jnp.asarray(t1), steps, event)
-            account, used = balance(equation, account, segment.dense, segment.state.t)
-            accepted += int(segment.accepted)
-            rejected += int(segment.rejected)
-            panels += int(used)
-            begun, t = float(state.t), float(segment.state.t)
-            stop = saved + int(np.searchsorted(times[saved:], t, side="right"))
-            snapshots += watch.snapshots(segment.dense, times[saved:stop])
-            saved = stop
-            size = dense_bytes(segment.dense)
-            if covered == begun and kept + size <= dense_memory:
-                pieces.append(segment.dense)
-                starts.append(begun)
-                kept, covered = kept + size, t
             state = segment.state
-            report(t, float(state.loss), accepted + rejected)
-            ended = _how_it_ended(segment, begun, t1, accepted + rejected, max_steps)
+            record.add(segment)
+            report(record.t, float(state.loss), record.attempted)
+            ended = _how_it_ended(segment, begun, t1, record.attempted, max_steps)
 
     result, reason = ended
-    times = times[:saved]
-    if saved == 0 or times[-1] < t:
-        snapshots += watch.snapshots(segment.dense, np.array([t]))
-        times = np.append(times, t)
-    record = stacked(snapshots)
+    snapshots = record.close()
     compile_seconds = compiling.seconds()
     flow = Flow(
-        ts=times,
-        params=record.params,
-        loss=record.loss,
-        speed=record.speed,
-        observables=record.observables,
+        ts=record.ts,
+        params=snapshots.params,
+        loss=snapshots.loss,
+        speed=snapshots.speed,
+        observables=snapshots.observables,
         stats={
             "solver": solver_name,
-            "num_accepted_steps": accepted,
-            "num_rejected_steps": rejected,
-            "num_evaluations": solvers.count_evaluations(solver, accepted + rejected),
-            "num_certificate_evaluations": EVALUATIONS_PER_PANEL * panels,
+            "num_accepted_steps": record.accepted,
+            "num_rejected_steps": record.rejected,
+            "num_evaluations": solvers.count_evaluations(solver, record.attempted),
+            "num_certificate_evaluations": record.certificate_evaluations,
             "compile_seconds": compile_seconds,
             "run_seconds": time.perf_counter() - began - compile_seconds,
-            "dense_until": covered,
+            "dense_until": record.dense_until,
             "reason": reason,
         },
         result=result,
-        certificate=certificate(record, account),
-        settings=settings,
+        certificate=record.certificate(snapshots),
+        settings=Settings(t1, solver_name, rtol, atol),
         problem=loss,
         solver=solver,
-        dense=DenseOutput(tuple(starts), covered, tuple(pieces)) if pieces else None,
+        dense=record.dense,
     )
     fine = (diffrax.RESULTS.successful, diffrax.RESULTS.event_occurred)
     if throw and not any(result == code for code in fine):

@@ -189,7 +189,11 @@ def _stopping_event(equation: Equation, condition: Callable) -> diffrax.Event:
     def cond_fn(t: Any, y: Any, args: Any, **_: Any) -> Any:
         return condition(equation.ravel.unravel(y))
 
-    # To rounding: an event is worth no less accuracy than the flow it is found on.
+    # A real event is located to rounding: it is worth no less accuracy than the flow it
+    # is found on. A boolean one has no root between two steps.
+    value = eqx.filter_eval_shape(cond_fn, 0.0, jnp.zeros(equation.ravel.size), None)
+    if value.dtype.kind == "b":
+        return diffrax.Event(cond_fn)
     finder = optx.Bisection(rtol=1e-14, atol=1e-300, flip="detect")
     return diffrax.Event(cond_fn, finder)
 

@@ -44,7 +44,10 @@ def resolve(solver: Any) -> tuple[str, diffrax.AbstractAdaptiveSolver]:
 
 def count_evaluations(solver: diffrax.AbstractSolver, num_steps: int) -> int | None:
     """How often a solve of `num_steps` attempted steps evaluated the vector field, or
-    None where only the solver could tell (implicit methods iterate)."""
+    None where only the solver could tell (implicit methods iterate).
+
+    Should the very first step be rejected, each further try of it takes one evaluation
+    more than is counted here."""
     if not isinstance(solver, diffrax.AbstractERK):
         return None
     tableau: Any = solver.tableau
