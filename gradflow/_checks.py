@@ -22,13 +22,17 @@ else:
             return Any
 
 
-def whole_number(name: str, value: Any, *, least: int = 1) -> int:
-    """`value` as an `int`, if it is a whole number of at least `least`."""
+def whole_number(
+    name: str, value: Any, *, least: int = 1, most: int = 2**63 - 1
+) -> int:
+    """`value` as an `int`, if it is a whole number from `least` to `most`."""
     is_whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
     if not is_whole or value < least:
         raise ValueError(
             f"`{name}` must be a whole number of at least {least}, got {value!r}."
         )
+    if value > most:
+        raise ValueError(f"`{name}` must be at most {most:,}, got {value:,}.")
     return int(value)
 
 
@@ -59,9 +63,8 @@ def real_array(name: str, value: Any) -> np.ndarray:
     array = array.astype(np.float64)
     if not np.all(np.isfinite(array)):
         where = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
-        raise ValueError(
-            f"`{name}` must be finite, got {array[where]} at index {where}."
-        )
+        place = f" at index {where}" if where else ""
+        raise ValueError(f"`{name}` must be finite, got {array[where]}{place}.")
     return array
 
 
@@ -82,7 +85,7 @@ def law(name: str, value: Any, *, size: int | None = None) -> np.ndarray:
         )
     total = array.sum()
     if abs(total - 1) > SUM_TOLERANCE:
-        raise ValueError(f"`{name}` must sum to one, got a sum of {total!r}.")
+        raise ValueError(f"`{name}` must sum to one, got a sum of {float(total)!r}.")
     return array / total if total != 1 else array
 
 

@@ -12,10 +12,10 @@ _STAGES = (
 _intervals: list[tuple[float, float]] = []
 
 
-def _listen(event: str, duration: float, **_: object) -> None:
+def _listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
     if event in _STAGES:
         now = time.perf_counter()
-        _intervals.append((now - duration, now))
+        _intervals.append((now - duration_secs, now))
 
 
 jax.monitoring.register_event_duration_secs_listener(_listen)

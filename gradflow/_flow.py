@@ -75,7 +75,7 @@ class Flow(eqx.Module):
     ts: Float[np.ndarray, " times"]
     """The saved times. Where the flow stopped early the last one is where it
     stopped."""
-    params: PyTree[Float[np.ndarray, "times ?*shape"], " P"]
+    params: PyTree
     """The parameters, stacked along a leading time axis."""
     loss: Float[np.ndarray, " times"]
     """L(θ(t))."""

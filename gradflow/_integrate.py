@@ -23,6 +23,7 @@ from ._segments import Equation, Segment, advance, start
 
 SMALLEST_SCALE = 1e-8
 """The least root mean square of the parameters that the default `atol` follows."""
+SMALLEST_RTOL = 1e-14
 DEFAULT_TIMES = 200
 LARGEST_DEFAULT_OBSERVABLE = 2**16
 """Numbers in an observable at one time, above which it must be asked for by name."""
@@ -80,6 +81,11 @@ def integrate(
     times = _saved_times(ts, t1)
     solver_name, solver = solvers.resolve(solver)
     rtol = _checks.positive_number("rtol", rtol)
+    if rtol < SMALLEST_RTOL:
+        raise ValueError(
+            f"`rtol` must be at least {SMALLEST_RTOL:g}, as double precision holds no "
+            f"more, got {rtol:g}."
+        )
     if atol is not None:
         atol = _checks.positive_number("atol", atol, zero_allowed=True)
     if max_steps is not None:
@@ -117,8 +123,8 @@ def integrate(
     flow = Flow(
         ts=record.ts,
         params=snapshots.params,
-        loss=snapshots.loss,
-        speed=snapshots.speed,
+        loss=np.asarray(snapshots.loss),
+        speed=np.asarray(snapshots.speed),
         observables=snapshots.observables,
         stats={
             "solver": solver_name,

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import sys
 from collections.abc import Callable, Iterator
 
 Report = Callable[[float, float, int], None]
@@ -22,15 +23,16 @@ def progress_bar(t1: float, shown: bool) -> Iterator[Report]:
     def place(t: float) -> float:
         return math.log1p(1e5 * t / t1) / math.log1p(1e5)
 
-    # A full bar has 1000 units, of which the last one stands for being done.
     layout = "{l_bar}{bar}| {elapsed}{postfix}"
-    with tqdm(total=1000, desc="flow", bar_format=layout) as bar:
+    # A log file wants a line now and then, a terminal a moving bar.
+    pause = 0.1 if sys.stderr.isatty() else 10.0
+    with tqdm(total=1000, desc="flow", bar_format=layout, mininterval=pause) as bar:
 
         def report(t: float, loss: float, steps: int) -> None:
             bar.set_postfix_str(
                 f"t = {t:.4g}, loss {loss:.6f}, {steps:,} steps", refresh=False
             )
-            bar.n = int(1000 * place(t))
-            bar.refresh()
+            bar.update(int(1000 * place(t)) - bar.n)
 
         yield report
+        bar.refresh()

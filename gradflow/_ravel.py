@@ -25,7 +25,7 @@ class Ravel:
     equal, so a solve compiled for one serves the other.
     """
 
-    treedef: jtu.PyTreeDef
+    treedef: Any
     shapes: tuple[tuple[int, ...], ...]
 
     @classmethod

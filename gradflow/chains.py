@@ -11,7 +11,6 @@ from jaxtyping import Float
 from . import _checks
 from ._checks import Checked
 from ._storage import storable
-from ._types import AnyArray
 
 
 @storable
@@ -22,9 +21,9 @@ class MarkovChain(eqx.Module):
     Its stationary law is the one law `π` with `π P = π`.
     """
 
-    transition: Float[AnyArray, "d d"]
+    transition: Float[np.ndarray, "d d"]
     """The transition matrix P; rows sum to one."""
-    stationary: Float[AnyArray, " d"]
+    stationary: Float[np.ndarray, " d"]
     """The stationary law π."""
     labels: tuple[str, ...] = eqx.field(static=True)
     """A name for each token."""
@@ -62,12 +61,12 @@ class MarkovChain(eqx.Module):
     @cached_property
     def entropy_rate(self) -> float:
         """-Σ_i π_i Σ_j P_ij log P_ij, in nats: no predictor's loss is lower."""
-        return float(self.stationary @ -_xlogx(self.transition).sum(axis=1))
+        return abs(float(self.stationary @ _xlogx(self.transition).sum(axis=1)))
 
     @cached_property
     def unigram_entropy(self) -> float:
         """-Σ_i π_i log π_i, in nats: the best loss of a predictor without context."""
-        return float(-_xlogx(self.stationary).sum())
+        return abs(float(_xlogx(self.stationary).sum()))
 
     @classmethod
     def sticky(
@@ -190,7 +189,7 @@ def _stochastic_matrix(value: Any) -> np.ndarray:
         row = int(misses.argmax())
         raise ValueError(
             f"`transition` must have rows that sum to one, but row {row} sums to "
-            f"{sums[row]!r}."
+            f"{float(sums[row])!r}."
         )
     # Rows that are right up to rounding keep their digits.
     if misses.max() > 4 * P.shape[0] * np.finfo(float).eps:

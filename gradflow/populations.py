@@ -30,13 +30,13 @@ class Population(eqx.Module):
 
     chain: AbstractVar[MarkovChain]
     """The chain the contexts are drawn from."""
-    weights: AbstractVar[Float[AnyArray, " contexts"]]
+    weights: AbstractVar[Float[np.ndarray, " contexts"]]
     """w_c, the probability of each context; they sum to one."""
-    queries: AbstractVar[Int[AnyArray, " contexts"]]
+    queries: AbstractVar[Int[np.ndarray, " contexts"]]
     """i_c, the last token of each context."""
-    log_multiplicities: AbstractVar[Float[AnyArray, "contexts d"]]
+    log_multiplicities: AbstractVar[Float[np.ndarray, "contexts d"]]
     """log n[c, j], how often token j occurs (up to a factor); -inf for never."""
-    targets: AbstractVar[Float[AnyArray, "contexts d"]]
+    targets: AbstractVar[Float[np.ndarray, "contexts d"]]
     """T[c, ·], the law of the next token."""
 
     @abstractmethod
@@ -83,10 +83,10 @@ class InfiniteContext(Population):
     multiplicities n = π and target law P_i."""
 
     chain: MarkovChain
-    weights: Float[AnyArray, " d"]
-    queries: Int[AnyArray, " d"]
-    log_multiplicities: Float[AnyArray, "d d"]
-    targets: Float[AnyArray, "d d"]
+    weights: Float[np.ndarray, " d"]
+    queries: Int[np.ndarray, " d"]
+    log_multiplicities: Float[np.ndarray, "d d"]
+    targets: Float[np.ndarray, "d d"]
 
     def __init__(self, chain: Checked[MarkovChain]):
         _check_chain(chain)
@@ -119,13 +119,13 @@ class FiniteContext(Population):
     """
 
     chain: MarkovChain
-    weights: Float[AnyArray, " contexts"]
-    queries: Int[AnyArray, " contexts"]
-    log_multiplicities: Float[AnyArray, "contexts d"]
-    targets: Float[AnyArray, "contexts d"]
+    weights: Float[np.ndarray, " contexts"]
+    queries: Int[np.ndarray, " contexts"]
+    log_multiplicities: Float[np.ndarray, "contexts d"]
+    targets: Float[np.ndarray, "contexts d"]
     length: int = eqx.field(static=True)
     positions: Literal["last", "all"] = eqx.field(static=True)
-    start: Float[AnyArray, " d"]
+    start: Float[np.ndarray, " d"]
     """The law of the first token."""
 
     def __init__(

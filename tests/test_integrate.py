@@ -454,6 +454,7 @@ def _never(params):
         ({"solver": diffrax.Euler()}, "must estimate its own error; Euler does not"),
         ({"rtol": -1e-8}, "`rtol` must be a positive number"),
         ({"rtol": 0}, "`rtol` must be a positive number"),
+        ({"rtol": 1e-16}, "`rtol` must be at least 1e-14"),
         ({"atol": -1.0}, "`atol` must be a finite number, zero or more"),
         ({"max_steps": 0}, "`max_steps` must be a whole number"),
         ({"dense_memory": -1}, "`dense_memory` must be a whole number"),

@@ -109,6 +109,8 @@ def test_attention_of_finite_contexts_is_the_mean_over_contexts():
             "vocabulary of 3 tokens and `population` one of 4",
         ),
         (lambda: PROBLEM().init(seed=-1), "`seed` must be a whole number"),
+        (lambda: PROBLEM().init(seed=2**64), "`seed` must be at most"),
+        (lambda: OneLayerTransformer(4, 10**9), r"make [\d,]+ parameters; the limit"),
         (lambda: PROBLEM().init(scale=-1e-3), "`scale` must be"),
         (lambda: PROBLEM().init(scale=float("nan")), "`scale` must be"),
     ],

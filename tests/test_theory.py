@@ -18,7 +18,7 @@ def parameters(weights):
 
 def hessian(problem, params):
     flat, unravel = jax.flatten_util.ravel_pytree(params)
-    return np.asarray(jax.hessian(lambda y: problem(unravel(y)))(flat))
+    return np.asarray(jax.jit(jax.hessian(lambda y: problem(unravel(y))))(flat))
 
 
 def random_instance(seed, d=5, width=6, head_width=3):

@@ -14,6 +14,9 @@ from .._storage import storable
 from .._types import AnyArray
 from ..populations import Population
 
+LARGEST_MODEL = 2**30
+"""Parameters that fit in memory: 8 GiB, of which a solver holds several."""
+
 
 @storable
 class OneLayerParameters(eqx.Module):
@@ -55,6 +58,14 @@ class OneLayerTransformer(eqx.Module):
             if head_width is None
             else _checks.whole_number("head_width", head_width)
         )
+
+        count = sum(rows * columns for rows, columns in self.shapes.values())
+        if count > LARGEST_MODEL:
+            raise ValueError(
+                f"`vocabulary` = {self.vocabulary}, `width` = {self.width} and "
+                f"`head_width` = {self.head_width} make {count:,} parameters; the "
+                f"limit is {LARGEST_MODEL:,}."
+            )
 
     @property
     def shapes(self) -> dict[str, tuple[int, int]]:

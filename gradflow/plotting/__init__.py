@@ -1,0 +1,7 @@
+"""One function a figure; each takes an optional Axes and returns it."""
+
+from ._attention import plot_attention as plot_attention
+from ._embeddings import plot_embeddings as plot_embeddings
+from ._loss import plot_loss as plot_loss
+from ._overview import overview as overview
+from ._singular_values import plot_singular_values as plot_singular_values

@@ -1,0 +1,54 @@
+"""The four figures in one."""
+
+import io
+
+from matplotlib.figure import Figure
+
+from .._flow import Flow
+from ._attention import (
+    attention_tokens,
+    comfortable_height,
+    has_attention,
+    plot_attention,
+)
+from ._embeddings import has_embeddings, plot_embeddings
+from ._loss import plot_loss
+from ._singular_values import has_singular_values, plot_singular_values
+
+
+def overview(flow: Flow) -> Figure:
+    """Loss, singular values, attention and embeddings in one figure; of a user's own
+    loss, those that apply.
+
+    The figure is not pyplot's: nothing keeps it alive but the caller, who saves it
+    (`overview(flow).savefig(path)`) or, in a notebook, makes it the value of a cell.
+    """
+    panels, height = [plot_loss], 4.0
+    if has_singular_values(flow):
+        panels.append(plot_singular_values)
+    if has_attention(flow):
+        panels.append(plot_attention)
+        height = comfortable_height(len(attention_tokens(flow).labels))
+    if has_embeddings(flow):
+        panels.append(plot_embeddings)
+    rows, columns = (2, 2) if len(panels) == 4 else (1, len(panels))
+    heights = [4.0] * (rows - 1) + [height]
+    figure = _NotebookFigure(
+        figsize=(5.6 * columns, sum(heights)), layout="constrained"
+    )
+    figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1)  # pyright: ignore
+    axes = figure.subplots(rows, columns, squeeze=False, height_ratios=heights)
+    for letter, plot, ax in zip("abcd", panels, axes.flat, strict=False):
+        plot(flow, ax)
+        if len(panels) > 1:
+            ax.set_title(f"({letter}) {ax.get_title(loc='left')}", loc="left")
+    return figure
+
+
+class _NotebookFigure(Figure):
+    """A figure that a notebook shows without pyplot's help."""
+
+    def _repr_png_(self) -> bytes:
+        image = io.BytesIO()
+        self.savefig(image, format="png")
+        return image.getvalue()
