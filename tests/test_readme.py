@@ -1,0 +1,89 @@
+"""What the README shows is what runs."""
+
+import re
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradflow
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language):
+    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+
+
+def test_the_example_is_the_quickstart():
+    example = blocks("python")[0]
+    assert example == (ROOT / "experiments" / "quickstart.py").read_text()
+
+
+def test_the_examples_output_is_real(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    namespace: dict = {"__name__": "quickstart"}
+    exec(compile(blocks("python")[0], "README.md", "exec"), namespace)
+    namespace["main"]()
+    shown, printed = (
+        blocks("text")[0].splitlines(),
+        capsys.readouterr().out.splitlines(),
+    )
+    assert (tmp_path / "out" / "quickstart.png").stat().st_size > 20_000
+    assert [line[:17] for line in shown] == [line[:17] for line in printed]
+    # Digits of the solution are the same everywhere; times and rounding are not.
+    assert shown[:2] == printed[:2]
+
+    def numbers(line):
+        return [float(x.replace(",", "")) for x in re.findall(r"\d[\d.,e+-]*\d", line)]
+
+    steps, expected = numbers(printed[2]), numbers(shown[2])
+    np.testing.assert_allclose(steps[-3:], expected[-3:], rtol=0.05)
+
+
+@pytest.mark.parametrize("index", range(1, len(blocks("python"))))
+def test_the_tour_runs(index, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    chain = gradflow.MarkovChain.sticky([0.75, 0.19, 0.05, 0.01], 0.5)
+    population = gradflow.InfiniteContext(chain)
+    problem = gradflow.Problem(gradflow.OneLayerTransformer(4, 10), population)
+    bowl = lambda w: jnp.sum(w**2)  # noqa: E731
+    gradflow.integrate(bowl, jnp.ones(2), 1.0).save("own.npz")
+    given = {
+        "gradflow": gradflow,
+        "jnp": jnp,
+        "chain": chain,
+        "population": population,
+        "problem": problem,
+        "params": problem.init(),
+        "flow": gradflow.integrate(problem, problem.init(), 200.0),
+        "my_loss": bowl,
+        "P": np.full((3, 3), 1 / 3),
+        "pi": [0.6, 0.3, 0.1],
+        "bigrams": np.ones((3, 3)),
+        "A": jnp.eye(2),
+        "b": jnp.ones(2),
+        "w0": jnp.zeros(2),
+        "ax": None,
+    }
+    # The same walk on a shorter horizon: to t = 10⁴ is the demo's business.
+    code = blocks("python")[index].replace("1e4", "150.0").replace("- 0.6)", "- 0.72)")
+    exec(compile(code, "README.md", "exec"), given)
+
+
+def test_the_commands_exist():
+    from gradflow.cli import _parser
+
+    commands = [
+        line.split("#")[0].split()
+        for block in blocks("sh")
+        for line in block.splitlines()
+        if line.startswith("gradflow ")
+    ]
+    assert len(commands) == 4
+    for _, *arguments in commands:
+        assert callable(_parser().parse_args(arguments).command)
+    makefile = (ROOT / "Makefile").read_text()
+    assert all(f"\n{target}:" in makefile for target in ("demo", "test", "lint"))
