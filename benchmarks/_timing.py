@@ -10,9 +10,6 @@ from pathlib import Path
 
 import numpy as np
 
-Pieces = dict[str, list[float]]
-"""Seconds that each piece of a run took, by what it was for."""
-
 
 def interleaved(
     contestants: Mapping[str, Callable[[], list[float]]], rounds: int

@@ -6,3 +6,4 @@ from ._choice import (
     names as names,
     resolve as resolve,
 )
+from ._low_rank_ndf import LowRankNDF as LowRankNDF

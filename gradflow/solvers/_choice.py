@@ -4,7 +4,10 @@ from typing import Any
 
 import diffrax
 
+from ._low_rank_ndf import LowRankNDF
+
 _by_name = {
+    "ndf": LowRankNDF,
     "tsit5": diffrax.Tsit5,
     "dopri5": diffrax.Dopri5,
     "dopri8": diffrax.Dopri8,
