@@ -6,7 +6,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from ._storage import storable
 
@@ -108,11 +108,13 @@ class EnergyAccount(eqx.Module):
     integral: Float[Array, ""]
     quadrature_error: Float[Array, ""]
     imbalance: Float[Array, ""]
+    panels: Int[Array, ""]
+    """How many panels have been evaluated."""
 
     @classmethod
     def open(cls, initial_loss: Float[Array, ""]) -> "EnergyAccount":
         zero = jnp.zeros((), jnp.float64)
-        return cls(initial_loss, zero, zero, zero)
+        return cls(initial_loss, zero, zero, zero, jnp.zeros((), jnp.int64))
 
     def add_panel(
         self,
@@ -136,4 +138,5 @@ class EnergyAccount(eqx.Module):
             integral,
             self.quadrature_error + error,
             jnp.maximum(self.imbalance, imbalance),
+            self.panels + 1,
         )

@@ -96,8 +96,8 @@ SUM_TOLERANCE = 1e-8
 def floating_parameters(name: str, params: Any) -> None:
     """Refuse parameters that a flow cannot move: none, not floating, not finite."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(params)
-    if not leaves:
-        raise ValueError(f"`{name}` must hold at least one array, got {params!r}.")
+    if not sum(np.size(leaf) for _, leaf in leaves):
+        raise ValueError(f"`{name}` must hold at least one number, got {params!r}.")
     for path, leaf in leaves:
         where = f"{name}{path_name(path, prefix='.')}"
         if not isinstance(leaf, jax.Array | np.ndarray | np.floating | float):

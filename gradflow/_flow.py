@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from . import _storage
+from . import _checks, _storage
 from ._certificate import Certificate
 from ._ravel import Ravel, path_name
 
@@ -88,9 +88,11 @@ class Flow(eqx.Module):
     `num_evaluations` (None where the solver does not count), `compile_seconds`,
     `run_seconds`, `reason` (why it stopped early, else empty), …"""
     result: diffrax.RESULTS
-    """How the solve ended: `successful`, `event_occurred`, `max_steps_reached` or
-    `dt_min_reached`."""
+    """How the solve ended: `successful`, `event_occurred`, `max_steps_reached`,
+    `dt_min_reached` or `internal_error` (`stats["reason"]` says more)."""
     certificate: Certificate
+    start: PyTree
+    """The parameters at time 0."""
     settings: Settings = eqx.field(static=True)
     problem: Callable | None
     """The loss, while the flow lives in memory. A loaded flow of the library's own
@@ -111,12 +113,11 @@ class Flow(eqx.Module):
         output answers where it was kept; elsewhere the flow is integrated again from
         the last saved time before `t`, with the same solver and tolerances.
         """
-        times = np.asarray(t, dtype=np.float64)
-        ends = (0.0 if self.dense is not None else float(self.ts[0]), self.ts[-1])
-        if times.size == 0 or not np.all((times >= ends[0]) & (times <= ends[1])):
+        times = _checks.real_array("t", t)
+        end = self.ts[-1]
+        if times.size == 0 or not np.all((times >= 0) & (times <= end)):
             raise ValueError(
-                f"`t` must lie within the flow, from {ends[0]:g} to {ends[1]:g}, got "
-                f"{t!r}."
+                f"`t` must lie within the flow, from 0 to {end:g}, got {t!r}."
             )
         states = [self._state_at(float(time)) for time in times.ravel()]
         if times.ndim == 0:
@@ -127,17 +128,17 @@ class Flow(eqx.Module):
 
     def _state_at(self, t: float) -> PyTree:
         index = int(np.searchsorted(self.ts, t, side="right")) - 1
-        saved = jax.tree.map(lambda leaf: jnp.asarray(leaf[index]), self.params)
-        if index >= 0 and self.ts[index] == t:
+        before = 0.0 if index < 0 else float(self.ts[index])
+        saved = self.start if index < 0 else _at_index(self.params, index)
+        if before == t:
             return saved
         ravel = Ravel.of(saved)
         if self.dense is not None and self.dense.covers(t):
             return ravel.unravel(self.dense.evaluate(t))
         loss = self.require_problem("`Flow.at` between saved times")
         (integrate_again,) = _integrate_again
-        start = float(self.ts[index])
         return ravel.unravel(
-            integrate_again(loss, self.settings, self.solver, saved, start, t)
+            integrate_again(loss, self.settings, self.solver, saved, before, t)
         )
 
     def require_problem(self, what: str) -> Callable:
@@ -157,21 +158,14 @@ class Flow(eqx.Module):
         behind. Parameters of a type of the user's own come back as a dictionary
         unless `Flow.load` is told their structure.
         """
-        leaves, _ = jax.tree_util.tree_flatten_with_path(self.params)
-        try:
-            _storage.pack(self.params, {})
-            structure = self.params
-        except TypeError:
-            structure = None
-        problem = self.problem if _storage.is_storable(self.problem) else None
+        storable = _storage.can_pack(self.params)
         return _storage.write(
             path,
             {
                 "ts": self.ts,
-                "params": structure,
-                "leaves": {path_name(where): leaf for where, leaf in leaves}
-                if structure is None
-                else None,
+                "params": self.params if storable else None,
+                "leaves": None if storable else _named_leaves(self.params),
+                "start": jax.tree.leaves(self.start),
                 "loss": self.loss,
                 "speed": self.speed,
                 "observables": self.observables,
@@ -179,7 +173,7 @@ class Flow(eqx.Module):
                 "result": _result_name(self.result),
                 "certificate": self.certificate,
                 "settings": self.settings._asdict(),
-                "problem": problem,
+                "problem": self.problem if _storage.can_pack(self.problem) else None,
                 "versions": versions(),
             },
         )
@@ -191,6 +185,7 @@ class Flow(eqx.Module):
         loss: Callable | None = None,
         *,
         like: PyTree | None = None,
+        solver: diffrax.AbstractSolver | None = None,
     ) -> "Flow":
         """Read a flow that `save` wrote.
 
@@ -202,6 +197,7 @@ class Flow(eqx.Module):
             own problems knows its own.
         - `like`: parameters with the structure that the flow's had, for those of a
             type of the user's own.
+        - `solver`: the flow's solver, for one that goes by no name in gradflow.
         """
 
         def build(run: dict[str, Any]) -> "Flow":
@@ -218,10 +214,12 @@ class Flow(eqx.Module):
                 speed=run["speed"],
                 observables=run["observables"],
                 stats={**run["stats"], "versions": run["versions"]},
+                start=jax.tree.unflatten(jax.tree.structure(params), run["start"]),
                 result=getattr(diffrax.RESULTS, run["result"]),
                 certificate=run["certificate"],
                 settings=Settings(**run["settings"]),
                 problem=run["problem"] if loss is None else loss,
+                solver=solver,
             )
 
         return _storage.read(path, build)
@@ -230,9 +228,12 @@ class Flow(eqx.Module):
         """The flow as an `xarray.Dataset` over the dimension `time`."""
         import xarray
 
-        leaves, _ = jax.tree_util.tree_flatten_with_path(self.params)
-        params = {path_name(where) or "params": leaf for where, leaf in leaves}
-        named = {"loss": self.loss, "speed": self.speed, **self.observables, **params}
+        named = {"loss": self.loss, "speed": self.speed}
+        for name, leaf in _named_leaves(self.observables).items():
+            named.setdefault(name, leaf)
+        for name, leaf in _named_leaves(self.params).items():
+            taken = name in named or name in ("", "time")
+            named[f"params.{name}".rstrip(".") if taken else name] = leaf
         return xarray.Dataset(
             {
                 name: (("time", *(f"{name}_{i}" for i in range(np.ndim(v) - 1))), v)
@@ -279,11 +280,22 @@ class Flow(eqx.Module):
         )
 
 
+def _at_index(params: PyTree, index: int) -> PyTree:
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf[index]), params)
+
+
+def _named_leaves(tree: PyTree) -> dict[str, Any]:
+    """The leaves by their places, in order."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {path_name(where): leaf for where, leaf in leaves}
+
+
 def _result_name(result: diffrax.RESULTS) -> str:
-    for name in ("successful", "event_occurred", "max_steps_reached", "dt_min_reached"):
+    names = ("successful", "event_occurred", "max_steps_reached", "dt_min_reached")
+    for name in names:
         if result == getattr(diffrax.RESULTS, name):
             return name
-    raise AssertionError(f"a flow cannot end with {result}")
+    return "internal_error"
 
 
 def versions() -> dict[str, str]:

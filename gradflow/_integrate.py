@@ -102,20 +102,18 @@ def integrate(
         rms = math.sqrt(float(jnp.mean(y0**2)))
         atol = 1e-3 * rtol * max(rms, SMALLEST_SCALE)
     equation = Equation(loss, ravel, solver, jnp.asarray(rtol), jnp.asarray(atol))
-    state, steps = start(equation, y0, jnp.asarray(t1))
+    budget = solvers.NO_LIMIT if max_steps is None else max_steps
+    state, steps = start(equation, y0, jnp.asarray(t1), jnp.asarray(budget))
     _refuse_bad_start(state.loss, state.dt)
     record = Recorder(Watch(equation, y0, named, functions), state, times, dense_memory)
     ended = None
     with progress_bar(t1, progress) as report:
         while ended is None:
-            if max_steps is not None:
-                steps = min(steps, max_steps - record.attempted)
-            begun = record.t
             segment = advance(equation, state, jnp.asarray(t1), steps, event)
             state = segment.state
             record.add(segment)
             report(record.t, float(state.loss), record.attempted)
-            ended = _how_it_ended(segment, begun, t1, record.attempted, max_steps)
+            ended = _how_it_ended(segment, t1, record.attempted, max_steps)
 
     result, reason = ended
     snapshots = record.close()
@@ -139,6 +137,7 @@ def integrate(
         },
         result=result,
         certificate=record.certificate(snapshots),
+        start=jax.tree.map(np.asarray, ravel.unravel(y0)),
         settings=Settings(t1, solver_name, rtol, atol),
         problem=loss,
         solver=solver,
@@ -155,7 +154,7 @@ def integrate(
 
 
 def _how_it_ended(
-    segment: Segment, begun: float, t1: float, attempted: int, max_steps: int | None
+    segment: Segment, t1: float, attempted: int, max_steps: int | None
 ) -> tuple[diffrax.RESULTS, str] | None:
     """The result and, if it is not that the horizon was reached, why; or None if
     there is more to do."""
@@ -167,16 +166,16 @@ def _how_it_ended(
     if max_steps is not None and attempted >= max_steps:
         reason = f"gave up at t = {t:.10g} of {t1:g}, after `max_steps` = {max_steps:,}"
         return diffrax.RESULTS.max_steps_reached, f"{reason} steps"
-    if segment.result != diffrax.RESULTS.max_steps_reached:
-        why = diffrax.RESULTS[segment.result]
-        return diffrax.RESULTS.dt_min_reached, f"broke off at t = {t:.10g}: {why}"
-    if t <= begun:
+    if segment.result == diffrax.RESULTS.dt_min_reached:
         reason = (
-            f"could not go on from t = {t:.10g}: every step was rejected, down to a "
-            f"step of {float(segment.state.dt):.1e} (is the loss finite and smooth "
-            f"there? it is {float(segment.state.loss):.6g})"
+            f"could not go on from t = {t:.10g}: every step was rejected, down to one "
+            f"of {float(segment.state.dt):.0e} (is the loss finite and smooth there? "
+            f"it is {float(segment.state.loss):.6g})"
         )
         return diffrax.RESULTS.dt_min_reached, reason
+    if segment.result != diffrax.RESULTS.max_steps_reached:
+        why = diffrax.RESULTS[segment.result]
+        return diffrax.RESULTS.internal_error, f"broke off at t = {t:.10g}: {why}"
     return None
 
 
@@ -190,26 +189,29 @@ def _integrate_again(
 ) -> Float[Array, " n"]:
     """The flat state at t1 of the flow that is at `params` at t0."""
     if solver is None:  # a loaded flow knows only its solver's name
-        known = settings.solver if settings.solver in solvers.names() else "auto"
-        _, solver = solvers.resolve(known)
+        if settings.solver not in solvers.names():
+            raise ValueError(
+                f"The flow was integrated by {settings.solver!r}, which goes by no "
+                "name here: give it as `Flow.load(path, solver=...)`."
+            )
+        _, solver = solvers.resolve(settings.solver)
     ravel = Ravel.of(params)
     equation = Equation(
         loss, ravel, solver, jnp.asarray(settings.rtol), jnp.asarray(settings.atol)
     )
     # The flow does not know what time it is, so that it may start at zero again.
-    span = t1 - t0
-    state, steps = start(equation, ravel.ravel(params), jnp.asarray(span))
-    while float(state.t) < span:
-        before, segment = (
-            float(state.t),
-            advance(equation, state, jnp.asarray(span), steps, None),
-        )
+    span = jnp.asarray(t1 - t0)
+    state, steps = start(
+        equation, ravel.ravel(params), span, jnp.asarray(solvers.NO_LIMIT)
+    )
+    ended = None
+    while ended is None:
+        segment = advance(equation, state, span, steps, None)
         state = segment.state
-        if float(state.t) <= before:
-            raise RuntimeError(
-                f"The flow could not be integrated again from t = {t0:.10g}: every "
-                f"step was rejected at t = {t0 + before:.10g}."
-            )
+        ended = _how_it_ended(segment, float(span), 0, None)
+    result, reason = ended
+    if result != diffrax.RESULTS.successful:
+        raise RuntimeError(f"Integrated again from t = {t0:.10g}, the flow {reason}.")
     return state.y
 
 
@@ -250,6 +252,8 @@ def _check_loss(loss: Any, params: PyTree) -> None:
         raise ValueError(
             f"`loss` must be a callable on parameters, got {type(loss).__name__}."
         )
+    if isinstance(loss, type):
+        raise ValueError(f"`loss` must be an object, got the class {loss.__name__}.")
     _checks.floating_parameters("params", params)
     if hasattr(loss, "check"):
         loss.check(params)
@@ -300,6 +304,11 @@ def _chosen_observables(
             for name, shape in _shape(_AllObservables(loss), params).items()
         }
         return tuple(k for k, n in sizes.items() if n <= LARGEST_DEFAULT_OBSERVABLE), {}
+    if not isinstance(observables, Iterable):
+        raise ValueError(
+            "`observables` must map names to functions of the parameters, or list "
+            f"names of the loss's own, got {observables!r}."
+        )
     known = getattr(loss, "observables", {})
     names = (observables,) if isinstance(observables, str) else tuple(observables)
     for name in names:
@@ -323,6 +332,9 @@ def _check_event(event: Any, params: PyTree) -> None:
         raise ValueError(
             f"`event` must return a real scalar or a boolean, got {value!r}."
         )
+    now: Any = event(jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), params))
+    if np.isnan(now):
+        raise ValueError("`event` must be a number at `params`, got NaN.")
 
 
 def _refuse_bad_start(loss: Float[Array, ""], dt: Float[Array, ""]) -> None:

@@ -8,7 +8,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float, Int, PyTree
 
 from ._certificate import Certificate, EnergyAccount
 from ._flow import DenseOutput
@@ -55,8 +55,8 @@ class Watch(eqx.Module):
         for first in range(0, len(times), SNAPSHOTS):
             chunk = times[first : first + SNAPSHOTS]
             padded = np.pad(chunk, (0, SNAPSHOTS - len(chunk)), mode="edge")
-            snapshot = _take(self, dense, jnp.asarray(padded))
             count = len(chunk)
+            snapshot = _take(self, dense, jnp.asarray(padded), jnp.asarray(count))
             taken.append(jax.tree.map(lambda x, n=count: np.asarray(x)[:n], snapshot))
         return taken
 
@@ -68,8 +68,8 @@ class Watch(eqx.Module):
         functions = {name: known[name] for name in self.named} | self.functions
         drift, size = {}, {}
         for name, (then, now) in self._conserved(y).items():
-            drift[name] = jnp.max(jnp.abs(sum(now) - sum(then)))
-            size[name] = jnp.max(jnp.stack([jnp.max(jnp.abs(term)) for term in now]))
+            drift[name] = jnp.max(jnp.abs(jnp.sum(now, axis=0) - jnp.sum(then, axis=0)))
+            size[name] = jnp.max(jnp.abs(now))
         return Snapshot(
             params=params,
             loss=value,
@@ -91,13 +91,28 @@ class Watch(eqx.Module):
 
 @compiled
 def _take(
-    watch: Watch, dense: diffrax.DenseInterpolation, times: Float[Array, " times"]
+    watch: Watch,
+    dense: diffrax.DenseInterpolation,
+    times: Float[Array, " times"],
+    count: Int[Array, ""],
 ) -> Snapshot:
-    return jax.lax.map(
-        lambda t: watch.snapshot(dense.evaluate(t)),
-        times,
-        batch_size=watch.equation.batch_size,
-    )
+    """Snapshots at the first `count` of `times`; the rest stays zero."""
+    batch = watch.equation.batch_size
+    snapshots = jax.vmap(lambda t: watch.snapshot(dense.evaluate(t)))
+
+    def fill(i: Int[Array, ""], rows: Snapshot) -> Snapshot:
+        some = snapshots(jax.lax.dynamic_slice_in_dim(times, i * batch, batch))
+        return jax.tree.map(
+            lambda all_rows, new: jax.lax.dynamic_update_slice_in_dim(
+                all_rows, new, i * batch, axis=0
+            ),
+            rows,
+            some,
+        )
+
+    shapes = jax.eval_shape(snapshots, times)
+    empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    return jax.lax.fori_loop(0, -(-count // batch), fill, empty)
 
 
 class Recorder:
@@ -120,22 +135,25 @@ class Recorder:
         self._last: Segment | None = None
         self.t = 0.0
         self.dense_until = 0.0
-        self.accepted = self.rejected = self.certificate_evaluations = 0
+        self.accepted = self.rejected = 0
         self.ts = np.zeros(0)
 
     @property
     def attempted(self) -> int:
         return self.accepted + self.rejected
 
+    @property
+    def certificate_evaluations(self) -> int:
+        return EVALUATIONS_PER_PANEL * int(self._account.panels)
+
     def add(self, segment: Segment) -> None:
         """Take the segment that begins where the last one ended."""
         begun, self.t, self._last = self.t, float(segment.state.t), segment
         self.accepted += int(segment.accepted)
         self.rejected += int(segment.rejected)
-        self._account, panels = balance(
+        self._account = balance(
             self._watch.equation, self._account, segment.dense, segment.state.t
         )
-        self.certificate_evaluations += EVALUATIONS_PER_PANEL * int(panels)
         reached = int(np.searchsorted(self._due, self.t, side="right"))
         self._save(self._due[:reached])
         self._due = self._due[reached:]

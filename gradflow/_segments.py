@@ -19,16 +19,20 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from ._certificate import NODES, EnergyAccount
 from ._ravel import Ravel
+from .solvers import ResumableController
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-SEGMENT_MEMORY = 2**23
-"""Bytes of dense output in one segment: small enough to stay in the cache."""
-LARGEST_SEGMENT = 2**12
-"""Steps in one segment where the state is small."""
-STEPS_PER_PANEL = 8
-"""Accepted steps in one panel of the energy's quadrature."""
+SEGMENT_MEMORY = 2**25
+"""Bytes of dense output in one segment: about what stays in the cache."""
+SMALLEST_SEGMENT, LARGEST_SEGMENT = 2**4, 2**12
+"""Steps in one segment, whatever memory they take."""
+STEPS_PER_PANEL, SUBPANELS = 32, 4
+"""Accepted steps in one panel of the energy's quadrature, and into how many it is split
+where it is too coarse. Steps are many to a panel where stability keeps them short."""
+PANEL_TOLERANCE = 1e-12
+"""The error of a panel's integral, relative to L(0), above which it is split."""
 EVALUATIONS_PER_PANEL = len(NODES) + 1
 BATCHED_NUMBERS = 2**16
 """How many states are evaluated at once: as many as have this many numbers together.
@@ -60,25 +64,33 @@ class Equation(eqx.Module):
     atol: Float[Array, ""]
 
     def value(self, y: Float[Array, " n"]) -> Float[Array, ""]:
-        return jnp.asarray(self.loss(self.ravel.unravel(y)), dtype=jnp.float64)
+        return self._loss(self.ravel.unravel(y))
+
+    def _loss(self, params: PyTree) -> Float[Array, ""]:
+        return jnp.asarray(self.loss(params), dtype=jnp.float64)
 
     def vector_field(self, t: Any, y: Float[Array, " n"], args: Any = None) -> Any:
-        return -jax.grad(self.value)(y)
+        # The gradient of the pytree, ravelled: differentiating through `unravel` would
+        # pad every leaf's gradient to the length of y and add them up.
+        return -self.ravel.ravel(jax.grad(self._loss)(self.ravel.unravel(y)))
 
     def loss_and_power(
         self, y: Float[Array, " n"]
     ) -> tuple[Float[Array, ""], Float[Array, ""]]:
         """L and ‖∇L‖²."""
-        value, gradient = jax.value_and_grad(self.value)(y)
-        return value, jnp.sum(gradient**2)
+        value, gradient = jax.value_and_grad(self._loss)(self.ravel.unravel(y))
+        squares = [jnp.sum(leaf**2) for leaf in jax.tree.leaves(gradient)]
+        return value, jnp.sum(jnp.stack(squares))
 
     @property
     def batch_size(self) -> int:
-        return max(1, min(32, BATCHED_NUMBERS // self.ravel.size))
+        """A power of two, so that it divides the number of snapshots."""
+        fitting = max(1, min(32, BATCHED_NUMBERS // self.ravel.size))
+        return 2 ** (fitting.bit_length() - 1)
 
     @property
-    def controller(self) -> diffrax.PIDController:
-        return diffrax.PIDController(rtol=self.rtol, atol=self.atol)
+    def controller(self) -> ResumableController:
+        return ResumableController(rtol=self.rtol, atol=self.atol)
 
 
 class State(eqx.Module):
@@ -104,9 +116,13 @@ class Segment(eqx.Module):
 
 @compiled
 def start(
-    equation: Equation, y0: Float[Array, " n"], t1: Float[Array, ""]
+    equation: Equation,
+    y0: Float[Array, " n"],
+    t1: Float[Array, ""],
+    max_steps: Int[Array, ""],
 ) -> tuple[State, int]:
-    """The state at time 0, with a first step size; and how many steps a segment has,
+    """The state at time 0, with a first step size and the number of steps that may be
+    tried; and how many steps a segment has,
     from the memory that their dense output takes."""
     # The same preparations that diffeqsolve makes, so that every segment, the first
     # one too, is handed states of the same structure and one compilation serves all.
@@ -116,15 +132,15 @@ def start(
     tnext, controller_state = controller.init(
         terms, t0, t1, y0, None, None, solver.func, solver.error_order(terms)
     )
+    controller_state = eqx.tree_at(lambda s: s.budget, controller_state, max_steps)
     tnext = jnp.minimum(tnext, t1)
     solver_state = solver.init(terms, t0, tnext, y0, None)
     state = State(
         t0, y0, tnext - t0, equation.value(y0), solver_state, controller_state
     )
     one_step = eqx.filter_eval_shape(_solve, equation, state, t1, 1, None)
-    steps = max(
-        1, min(LARGEST_SEGMENT, SEGMENT_MEMORY // _bytes(one_step.interpolation))
-    )
+    fitting = SEGMENT_MEMORY // _bytes(one_step.interpolation)
+    steps = max(SMALLEST_SEGMENT, min(LARGEST_SEGMENT, fitting))
     return _strongly_typed(state), steps
 
 
@@ -140,17 +156,14 @@ def advance(
     solution = _solve(equation, state, t1, steps, event)
     assert solution.ts is not None
     assert solution.ys is not None
+    assert solution.controller_state is not None
     dense = solution.interpolation
     assert isinstance(dense, diffrax.DenseInterpolation)
     stats = solution.stats
-    # The last step taken is the next one tried; diffrax does not hand out its
-    # controller's own proposal.
-    last = dense.ts[dense.ts_size - 1] - dense.ts[jnp.maximum(dense.ts_size - 2, 0)]
-    dt = jnp.where(stats["num_accepted_steps"] > 0, last, state.dt)
     end = State(
         t=solution.ts[-1],
         y=solution.ys[-1],
-        dt=jnp.minimum(dt, t1 - solution.ts[-1]),
+        dt=solution.controller_state.dt,
         loss=equation.value(solution.ys[-1]),
         solver_state=solution.solver_state,
         controller_state=solution.controller_state,
@@ -176,7 +189,7 @@ def _solve(
         equation.solver,
         state.t,
         t1,
-        state.dt,
+        jnp.minimum(state.dt, t1 - state.t),
         state.y,
         saveat=diffrax.SaveAt(
             t1=True, dense=True, solver_state=True, controller_state=True
@@ -209,24 +222,38 @@ def balance(
     account: EnergyAccount,
     dense: diffrax.DenseInterpolation,
     end: Float[Array, ""],
-) -> tuple[EnergyAccount, Int[Array, ""]]:
-    """The energy balance carried over a segment that ended at time `end`, and the
-    number of panels that it took."""
+) -> EnergyAccount:
+    """The energy balance carried over a segment that ended at time `end`."""
 
     def at(t: Float[Array, ""]) -> tuple[Float[Array, ""], Float[Array, ""]]:
         return equation.loss_and_power(dense.evaluate(t))
 
-    def boundary(panel: Int[Array, ""]) -> Float[Array, ""]:
-        step = jnp.minimum(STEPS_PER_PANEL * panel, dense.ts_size - 1)
-        return jnp.minimum(dense.ts[step], end)
+    def add(first: Int[Array, ""], steps: int, account: EnergyAccount) -> EnergyAccount:
+        """The panel of so many steps from the `first` on."""
+        start, stop = (
+            jnp.minimum(dense.ts[jnp.minimum(step, dense.ts_size - 1)], end)
+            for step in (first, first + steps)
+        )
+        return account.add_panel(start, stop, at, equation.batch_size)
 
-    def add(panel: Int[Array, ""], account: EnergyAccount) -> EnergyAccount:
-        return account.add_panel(
-            boundary(panel), boundary(panel + 1), at, equation.batch_size
+    def add_split(panel: Int[Array, ""], account: EnergyAccount) -> EnergyAccount:
+        first = STEPS_PER_PANEL * panel
+        whole = add(first, STEPS_PER_PANEL, account)
+        error = whole.quadrature_error - account.quadrature_error
+        few = STEPS_PER_PANEL // SUBPANELS
+        return jax.lax.cond(
+            error > PANEL_TOLERANCE * jnp.abs(account.initial_loss),
+            lambda: jax.lax.fori_loop(
+                0,
+                SUBPANELS,
+                lambda i, account: add(first + few * i, few, account),
+                eqx.tree_at(lambda a: a.panels, account, whole.panels),
+            ),
+            lambda: whole,
         )
 
     panels = -((1 - jnp.asarray(dense.ts_size)) // STEPS_PER_PANEL)
-    return jax.lax.fori_loop(0, panels, add, account), panels
+    return jax.lax.fori_loop(0, panels, add_split, account)
 
 
 def dense_bytes(dense: diffrax.DenseInterpolation) -> int:

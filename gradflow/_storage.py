@@ -43,6 +43,15 @@ def is_storable(value: Any) -> bool:
     return _storable.get(type(value).__name__) is type(value)
 
 
+def can_pack(value: Any) -> bool:
+    """Whether a run file can hold `value` and rebuild it."""
+    try:
+        pack(value, {})
+    except TypeError:
+        return False
+    return True
+
+
 class RunFileError(ValueError):
     """A run file that is missing, damaged, altered, or not one of gradflow's."""
 

@@ -1,8 +1,8 @@
 """What emits the tokens: Markov chains with their stationary laws."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, SupportsFloat
 
 import equinox as eqx
 import numpy as np
@@ -37,14 +37,7 @@ class MarkovChain(eqx.Module):
         """
         P = _stochastic_matrix(transition)
         size = P.shape[0]
-        names = tuple(str(i) for i in range(size)) if labels is None else tuple(labels)
-        if len(names) != size:
-            raise ValueError(
-                f"`labels` must have one name for each of the {size} tokens, got "
-                f"{len(names)}."
-            )
-        if not all(isinstance(name, str) for name in names):
-            raise ValueError(f"`labels` must be strings, got {names!r}.")
+        names = _names(labels, size)
         _refuse_reducible(P, names)
         pi = _stationary_law(P)
         P.flags.writeable = False
@@ -84,6 +77,8 @@ class MarkovChain(eqx.Module):
             is.
         """
         pi = _positive_law(stationary)
+        if np.ndim(stickiness) or not isinstance(stickiness, SupportsFloat):
+            raise ValueError(f"`stickiness` must be a number, got {stickiness!r}.")
         stickiness = float(_checks.real_array("stickiness", stickiness))
         P = stickiness * np.eye(pi.size) + (1 - stickiness) * pi
         if stickiness >= 1 or np.any(P < 0):
@@ -151,11 +146,10 @@ class MarkovChain(eqx.Module):
         table = table + smoothing
         totals = table.sum(axis=1)
         if np.any(totals == 0):
-            row = int(np.argmin(totals))
+            token = _names(labels, len(table))[int(np.argmin(totals))]
             raise ValueError(
                 f"`counts` must have something in every row (or `smoothing` > 0), "
-                f"but token {row if labels is None else labels[row]!r} is never "
-                "followed by any."
+                f"but token {token!r} is never followed by any."
             )
         return cls(table / totals[:, None], labels)
 
@@ -167,6 +161,22 @@ class MarkovChain(eqx.Module):
             f"MarkovChain(size={self.size}, entropy_rate={self.entropy_rate:.6g}, "
             f"unigram_entropy={self.unigram_entropy:.6g})"
         )
+
+
+def _names(labels: Any, size: int) -> tuple[str, ...]:
+    if labels is None:
+        return tuple(str(i) for i in range(size))
+    if not isinstance(labels, Iterable) or isinstance(labels, str):
+        raise ValueError(f"`labels` must be a list of strings, got {labels!r}.")
+    names = tuple(labels)
+    if len(names) != size:
+        raise ValueError(
+            f"`labels` must have one name for each of the {size} tokens, got "
+            f"{len(names)}."
+        )
+    if not all(isinstance(name, str) for name in names):
+        raise ValueError(f"`labels` must be strings, got {names!r}.")
+    return names
 
 
 def _square_matrix(name: str, value: Any) -> np.ndarray:

@@ -9,6 +9,8 @@ arrays mean.
 
 import math
 from abc import abstractmethod
+from collections import deque
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import equinox as eqx
@@ -67,7 +69,9 @@ class Population(eqx.Module):
         """The mean of `values` over the contexts that end in each token."""
         weights = jnp.asarray(self.weights)[:, None]
         sums = jax.ops.segment_sum(weights * values, self.queries, self.vocabulary)
-        return sums / self.query_weights[:, None]
+        # A token in which no context ends has no mean; zero rather than NaN.
+        weights = self.query_weights[:, None]
+        return jnp.where(weights > 0, sums / jnp.where(weights > 0, weights, 1.0), 0.0)
 
     @property
     def query_weights(self) -> Float[AnyArray, " d"]:
@@ -127,6 +131,7 @@ class FiniteContext(Population):
     positions: Literal["last", "all"] = eqx.field(static=True)
     start: Float[np.ndarray, " d"]
     """The law of the first token."""
+    max_contexts: int = eqx.field(static=True)
 
     def __init__(
         self,
@@ -163,7 +168,7 @@ class FiniteContext(Population):
                 "`max_contexts`, or use InfiniteContext)."
             )
         tables = _context_tables(chain.transition, law, length)
-        kept = list(tables) if positions == "all" else [tables[-1]]
+        kept = list(tables) if positions == "all" else list(deque(tables, maxlen=1))
         counts = np.concatenate([np.repeat(n, d, axis=0) for n, _ in kept])
         weights = np.concatenate([p.ravel() for _, p in kept]) / len(kept)
         queries = np.tile(np.arange(d), len(weights) // d)
@@ -177,6 +182,7 @@ class FiniteContext(Population):
         self.length = length
         self.positions = positions
         self.start = law
+        self.max_contexts = max_contexts
 
     def query_rows(
         self, table: Float[AnyArray, "d k"]
@@ -192,7 +198,7 @@ class FiniteContext(Population):
             "length": self.length,
             "positions": self.positions,
             "start": self.start,
-            "max_contexts": max(self.size * self.vocabulary, 4_000_000),
+            "max_contexts": self.max_contexts,
         }
 
 
@@ -222,7 +228,7 @@ def _bytes_per_context(d: int) -> int:
 
 def _context_tables(
     P: np.ndarray, start: np.ndarray, length: int
-) -> list[tuple[np.ndarray, np.ndarray]]:
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """For s = 1..length, the count vectors n (rows) that sum to s and the
     probabilities p[n, i] that a context of s tokens has these counts and ends in i."""
     d = P.shape[0]
@@ -235,15 +241,13 @@ def _context_tables(
     # One integer names a count vector: Σ_j n_j radix^j.
     units = radix ** np.arange(d, dtype=np.int64)
     keys, probabilities = units, np.diag(start)
-    tables = []
     for s in range(1, length + 1):
-        tables.append((keys[:, None] // units % radix, probabilities))
+        yield keys[:, None] // units % radix, probabilities
         if s == length:
-            break
+            return
         moved = probabilities @ P
         successors = (keys[:, None] + units).ravel()
         keys, place = np.unique(successors, return_inverse=True)
         probabilities = np.zeros((len(keys), d))
         # For a fixed last token j the successors n + e_j are distinct.
         probabilities[place.reshape(-1, d), np.arange(d)] = moved
-    return tables

@@ -68,14 +68,15 @@ class Problem(eqx.Module):
         stationary chain it is the entropy rate."""
         return float(self.population.entropy)
 
-    def conserved_terms(self, params: PyTree) -> dict[str, tuple[AnyArray, ...]]:
-        """The terms of each conserved quantity; their sizes are the scale on which
-        its drift is measured."""
+    def conserved_terms(self, params: PyTree) -> dict[str, AnyArray]:
+        """The terms of each conserved quantity, stacked along the first axis; their
+        sizes are the scale on which its drift is measured."""
         return self.model.conserved_terms(params)
 
     def conserved(self, params: PyTree) -> dict[str, Float[AnyArray, "..."]]:
         """The quantities that the exact flow keeps constant, by name."""
-        return {k: sum(v) for k, v in self.conserved_terms(params).items()}  # pyright: ignore
+        terms = self.conserved_terms(params)
+        return {name: jnp.sum(stack, axis=0) for name, stack in terms.items()}
 
     @property
     def observables(self) -> dict[str, Callable[[PyTree], Float[AnyArray, "..."]]]:

@@ -19,7 +19,7 @@ MAY_IMPORT = {
     "problem": {"models", "populations"},
     "solvers": set(),
     "_progress": set(),
-    "_segments": set(),
+    "_segments": {"solvers"},
     "_flow": set(),
     "_record": {"_flow", "_segments"},
     "_integrate": {"_flow", "_progress", "_record", "_segments", "solvers"},

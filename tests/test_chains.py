@@ -180,13 +180,20 @@ def test_reducible_chains_say_which_states_cannot_reach_which(P, unreachable):
         (lambda: MarkovChain.sticky(PI, 1.0), r"`stickiness` must lie in \[.*got 1"),
         (lambda: MarkovChain.sticky(PI, -0.5), r"`stickiness` must lie in"),
         (lambda: MarkovChain.sticky(PI, np.nan), "`stickiness` must be finite"),
+        (lambda: MarkovChain.sticky(PI, [0.5]), "`stickiness` must be a number"),
+        (lambda: MarkovChain.sticky(PI, None), "`stickiness` must be a number"),
+        (lambda: MarkovChain(np.eye(1), labels=5), "`labels` must be a list of str"),
+        (
+            lambda: MarkovChain.from_counts([[1, 1], [0, 0]], labels=["a"]),
+            "each of the 2 tokens, got 1",
+        ),
         (lambda: MarkovChain.sticky([0.5, 0.6], 0.1), "must sum to one, got a sum"),
         (lambda: MarkovChain.sticky([1.0, 0.0], 0.1), "positive everywhere"),
         (lambda: MarkovChain.metropolis([1.5, -0.5]), "not be negative"),
         (lambda: MarkovChain.random([[0.5, 0.5]]), "one-dimensional"),
         (
             lambda: MarkovChain.from_counts([[1, 1], [0, 0]]),
-            "token 1 is never followed",
+            "token '1' is never followed",
         ),
         (
             lambda: MarkovChain.from_counts([[1, -1], [1, 1]]),

@@ -137,6 +137,39 @@ def test_a_run_file_holds_no_code(saved):
     assert versions["diffrax"] == diffrax.__version__
 
 
+def test_a_solver_without_a_name_is_given_again(tmp_path):
+    flow = gradflow.integrate(bowl, {"w": np.ones(1)}, 1.0, solver=diffrax.Bosh3())
+    path = flow.save(tmp_path / "f.npz")
+    with pytest.raises(ValueError, match=r"by 'bosh3'.*Flow\.load\(path, solver="):
+        Flow.load(path, loss=bowl).at(0.5)
+    again = Flow.load(path, loss=bowl, solver=diffrax.Bosh3())
+    np.testing.assert_allclose(again.at(0.5)["w"], np.exp(-0.5), rtol=1e-6)
+
+
+class OwnPopulation(gradflow.Population):
+    """A population of a user's own, which a run file cannot rebuild."""
+
+    chain: MarkovChain
+    weights: np.ndarray
+    queries: np.ndarray
+    log_multiplicities: np.ndarray
+    targets: np.ndarray
+
+    def query_rows(self, table):
+        return table[self.queries]
+
+
+def test_a_problem_with_a_users_own_population_is_saved_without_it(tmp_path):
+    chain = MarkovChain.sticky([0.6, 0.4], 0.5)
+    given = gradflow.InfiniteContext(chain)
+    arrays = (given.weights, given.queries, given.log_multiplicities, given.targets)
+    problem = Problem(OneLayerTransformer(2, 2), OwnPopulation(chain, *arrays))
+    flow = gradflow.integrate(problem, problem.init(), 1.0, ts=[0.0, 1.0])
+    loaded = Flow.load(flow.save(tmp_path / "f.npz"))
+    assert loaded.problem is None
+    np.testing.assert_array_equal(loaded.params.W0, flow.params.W0)
+
+
 #
 # Damaged, altered, foreign
 #
@@ -238,3 +271,18 @@ def test_to_xarray(reference_flow):
         reference_flow.observables["attention"][-1],
     )
     assert data.attrs["rtol"] == 1e-8
+
+
+def test_to_xarray_with_names_that_are_taken():
+    params = {"loss": np.ones(2), "time": np.ones(1)}
+    flow = gradflow.integrate(
+        lambda p: jnp.sum(p["loss"] ** 2) + jnp.sum(p["time"] ** 2),
+        params,
+        1.0,
+        observables={"pair": lambda p: (p["loss"][0], p["loss"])},
+    )
+    data = flow.to_xarray()
+    np.testing.assert_array_equal(data["loss"].values, flow.loss)
+    np.testing.assert_array_equal(data["params.loss"].values, flow.params["loss"])
+    np.testing.assert_array_equal(data["params.time"].values, flow.params["time"])
+    np.testing.assert_array_equal(data["pair.1"].values, flow.observables["pair"][1])

@@ -344,9 +344,48 @@ def test_dense_output_of_many_segments_is_kept_as_far_as_it_fits(reference):
         full.at(451.0)
 
 
+def test_at_before_the_first_saved_time_and_beyond_the_dense_output(reference):
+    flow = gradflow.integrate(
+        quadratic, START, 3.0, ts=[2.5, 3.0], solver="tsit5", dense_memory=0
+    )
+    for t in (0.0, 0.7, 2.4, 2.7):
+        np.testing.assert_allclose(flat(flow.at(t)), exact_quadratic(t), atol=1e-7)
+    with pytest.raises(ValueError, match="`t` must be an array of numbers"):
+        flow.at("soon")
+
+
 #
 # Events, failures
 #
+
+
+@pytest.mark.parametrize("solver", ["tsit5", "ndf"])
+def test_segments_take_the_steps_of_one_solve(reference, monkeypatch, solver):
+    """Short segments, as a large state has them: the controller's proposals pass from
+    one to the next, and a rejected step at the end of one does no harm."""
+    params = reference.init()
+    whole = gradflow.integrate(reference, params, 200.0, solver=solver, observables=())
+    monkeypatch.setattr(segments, "SEGMENT_MEMORY", 1)
+    monkeypatch.setattr(segments, "SMALLEST_SEGMENT", 3)
+
+    def another(p):  # another loss to jit, so that it is compiled with these settings
+        return reference(p)
+
+    parts = gradflow.integrate(another, params, 200.0, solver=solver)
+    for count in ("num_accepted_steps", "num_rejected_steps"):
+        assert abs(parts.stats[count] - whole.stats[count]) <= 2
+    np.testing.assert_allclose(parts.final.W0, whole.final.W0, atol=1e-8)
+    assert parts.stats["num_rejected_steps"] > 5
+
+
+def test_a_trial_step_that_overflows_is_only_a_rejected_step():
+    def cliff(x):
+        return jnp.sum(x + 2e-3 * jnp.exp(-60 * (x - 1)))
+
+    flow = gradflow.integrate(cliff, jnp.array([2.0]), 3.0, rtol=1e-3, atol=1e-3)
+    assert flow.ts[-1] == 3.0
+    # At rest where the slope vanishes: 60·2e-3·exp(-60(x-1)) = 1.
+    assert float(flow.final[0]) == pytest.approx(1 + np.log(0.12) / 60, abs=1e-2)
 
 
 def test_a_real_event_is_located_on_the_dense_output():
@@ -464,7 +503,10 @@ def _never(params):
         ),
         ({"params": [np.array([1.0, np.nan])]}, r"`params\.0` must be finite"),
         ({"params": {"w": "x"}}, "`params.w` must be a floating array, got str"),
-        ({"params": {}}, "`params` must hold at least one array"),
+        ({"params": {}}, "`params` must hold at least one number"),
+        ({"params": {"w": np.zeros(0)}}, "`params` must hold at least one number"),
+        ({"loss": Problem}, "`loss` must be an object, got the class Problem"),
+        ({"solver": diffrax.KenCarp4()}, "must take an ordinary differential equation"),
         ({"params": np.ones(2) + 0j}, "`params` must be a floating array.*complex"),
         ({"loss": 3.0}, "`loss` must be a callable"),
     ],
@@ -486,7 +528,9 @@ def test_bad_input(options, message):
         ({"loss": lambda x: jnp.sum(jnp.sqrt(x - 1))}, "finite gradient at `params`"),
         ({"observables": ["speed"]}, "it has none"),
         ({"observables": {"x": 3}}, "`observables` must map names to functions"),
+        ({"observables": 3}, "`observables` must map names to functions.*got 3"),
         ({"event": 3}, "`event` must be a function"),
+        ({"event": lambda x: jnp.log(-x[0])}, "`event` must be a number at `params`"),
         ({"event": lambda x: x}, "`event` must return a real scalar or a boolean"),
     ],
 )

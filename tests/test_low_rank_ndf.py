@@ -99,7 +99,7 @@ def test_it_agrees_with_the_explicit_method_when_stiff(reference, long_flow):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_random_chains(seed):
-    """No stall, whatever the chain: sticky, Metropolis or random, ε from 1e-2 to 1e-5."""
+    """No stall, whatever the chain and the initial scale, from 1e-2 to 1e-5."""
     rng = np.random.default_rng(seed)
     pi = rng.dirichlet(np.ones(5)) + 1e-3
     pi /= pi.sum()

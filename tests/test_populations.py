@@ -83,6 +83,22 @@ def test_query_rows_and_means_agree_with_indexing(population):
     np.testing.assert_allclose(population.mean_by_query(rows), table, rtol=1e-13)
 
 
+def test_tokens_in_which_no_context_ends_leave_no_nan():
+    chain = MarkovChain([[0, 1, 0], [0, 0, 1], [1, 0, 0]])
+    loss = problem(FiniteContext(chain, 1, start=[1.0, 0.0, 0.0]))
+    params = loss.init(scale=0.5)
+    for name, observable in loss.observables.items():
+        assert np.all(np.isfinite(observable(params))), name
+
+
+def test_a_large_limit_is_remembered():
+    cycle = MarkovChain(np.roll(np.eye(3), 1, axis=1))
+    large = FiniteContext(cycle, 40, positions="all", max_contexts=10**7)
+    again = FiniteContext(**large.stored_arguments())
+    assert again.max_contexts == 10**7
+    np.testing.assert_array_equal(again.weights, large.weights)
+
+
 def test_impossible_contexts_are_left_out():
     chain = MarkovChain([[0, 1], [1, 0]])
     population = FiniteContext(chain, 6)

@@ -113,8 +113,8 @@ class OneLayerTransformer(eqx.Module):
 
     def conserved_terms(
         self, params: OneLayerParameters
-    ) -> dict[str, tuple[Float[AnyArray, "..."], ...]]:
-        """Terms whose sums the flow keeps constant, for any population.
+    ) -> dict[str, Float[AnyArray, "terms ..."]]:
+        """Terms, stacked, whose sums the flow keeps constant, for any population.
 
         - `embedding_balance`: W0ᵀW0 - W1W1ᵀ - WQWQᵀ - WKWKᵀ (m×m), as the loss does
             not see W0 → W0 R, (W1, WQ, WK) → R⁻¹(W1, WQ, WK);
@@ -124,14 +124,11 @@ class OneLayerTransformer(eqx.Module):
         """
         W0, WQ, WK, W1 = params.W0, params.WQ, params.WK, params.W1
         return {
-            "embedding_balance": (
-                W0.T @ W0,
-                -W1 @ W1.T,
-                -WQ @ WQ.T,
-                -WK @ WK.T,
+            "embedding_balance": jnp.stack(
+                [W0.T @ W0, -W1 @ W1.T, -WQ @ WQ.T, -WK @ WK.T]
             ),
-            "attention_balance": (WQ.T @ WQ, -WK.T @ WK),
-            "projection_sum": tuple(W1.T),
+            "attention_balance": jnp.stack([WQ.T @ WQ, -WK.T @ WK]),
+            "projection_sum": W1.T,
         }
 
     def observables(
@@ -143,13 +140,15 @@ class OneLayerTransformer(eqx.Module):
         def attention(params: OneLayerParameters) -> Float[AnyArray, "d d"]:
             return population.mean_by_query(self.context_attention(params, population))
 
-        def attention_entropy(params: OneLayerParameters) -> Float[AnyArray, " d"]:
+        def context_entropy(params: OneLayerParameters) -> Float[AnyArray, " contexts"]:
             a = self.context_attention(params, population)
-            entropy = -jnp.sum(jax.scipy.special.xlogy(a, a), axis=1, keepdims=True)
-            return population.mean_by_query(entropy)[:, 0]
+            return -jnp.sum(jax.scipy.special.xlogy(a, a), axis=1)
+
+        def attention_entropy(params: OneLayerParameters) -> Float[AnyArray, " d"]:
+            return population.mean_by_query(context_entropy(params)[:, None])[:, 0]
 
         def mean_attention_entropy(params: OneLayerParameters) -> Float[AnyArray, ""]:
-            return population.query_weights @ attention_entropy(params)
+            return population.weights @ context_entropy(params)
 
         def attention_mass(params: OneLayerParameters) -> Float[AnyArray, " d"]:
             return population.weights @ self.context_attention(params, population)

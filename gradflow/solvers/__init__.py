@@ -6,4 +6,8 @@ from ._choice import (
     names as names,
     resolve as resolve,
 )
+from ._controller import (
+    NO_LIMIT as NO_LIMIT,
+    ResumableController as ResumableController,
+)
 from ._low_rank_ndf import LowRankNDF as LowRankNDF

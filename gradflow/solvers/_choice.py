@@ -33,6 +33,11 @@ def resolve(solver: Any) -> tuple[str, diffrax.AbstractAdaptiveSolver]:
             )
         return name, _by_name[name]()
     if isinstance(solver, diffrax.AbstractAdaptiveSolver):
+        if solver.term_structure not in (diffrax.AbstractTerm, diffrax.ODETerm):
+            raise ValueError(
+                f"`solver` must take an ordinary differential equation as one term; "
+                f"{type(solver).__name__} wants {solver.term_structure}."
+            )
         return type(solver).__name__.lower(), solver
     if isinstance(solver, diffrax.AbstractSolver):
         raise ValueError(

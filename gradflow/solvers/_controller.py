@@ -1,0 +1,87 @@
+"""A step size controller whose solve can be stopped and gone on with."""
+
+from collections.abc import Callable
+from typing import Any
+
+import diffrax
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optimistix as optx
+from jaxtyping import Array, Float, Int
+
+NO_LIMIT = 2**62
+
+
+class ResumableState(eqx.Module):
+    inner: Any
+    dt: Float[Array, ""]
+    """The length of the next step, which diffrax keeps to itself."""
+    budget: Int[Array, ""]
+    """How many more steps may be tried."""
+
+
+class ResumableController(diffrax.AbstractAdaptiveStepSizeController):
+    """`diffrax.PIDController` for a solve in segments, with three additions:
+
+    - its state holds the next step's length, so that a later segment goes on where this
+      one stopped, after a rejected step too;
+    - a trial step that overflows is a rejected step (with diffrax 0.7.2 the step size
+      turns into NaN and every later step is rejected);
+    - it ends the solve where the step no longer moves the time, and when its budget of
+      steps is spent.
+    """
+
+    rtol: Any
+    atol: Any
+    norm: Callable[[Any], Any] = optx.rms_norm
+
+    @property
+    def _inner(self) -> diffrax.PIDController:
+        return diffrax.PIDController(rtol=self.rtol, atol=self.atol, norm=self.norm)
+
+    def wrap(self, direction: Any) -> "ResumableController":
+        return self
+
+    def init(
+        self,
+        terms: Any,
+        t0: Any,
+        t1: Any,
+        y0: Any,
+        dt0: Any,
+        args: Any,
+        func: Any,
+        error_order: Any,
+    ) -> tuple[Any, ResumableState]:
+        tnext, inner = self._inner.init(terms, t0, t1, y0, dt0, args, func, error_order)
+        budget = jnp.asarray(NO_LIMIT, dtype=jnp.int64)
+        return tnext, ResumableState(inner, tnext - t0, budget)
+
+    def adapt_step_size(
+        self,
+        t0: Any,
+        t1: Any,
+        y0: Any,
+        y1_candidate: Any,
+        args: Any,
+        y_error: Any,
+        error_order: Any,
+        controller_state: ResumableState,
+    ) -> tuple[Any, Any, Any, Any, ResumableState, diffrax.RESULTS]:
+        leaves = jax.tree.leaves((y1_candidate, y_error))
+        finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in leaves]))
+        y1 = jax.tree.map(lambda a, b: jnp.where(finite, a, b), y1_candidate, y0)
+        y_error = jax.tree.map(lambda e: jnp.where(finite, e, jnp.inf), y_error)
+        keep, tprev, tnext, jump, inner, result = self._inner.adapt_step_size(
+            t0, t1, y0, y1, args, y_error, error_order, controller_state.inner
+        )
+        dt = jnp.asarray(tnext - tprev)
+        smallest = jnp.maximum(4 * jnp.finfo(dt.dtype).eps * jnp.abs(tprev), 1e-290)
+        stuck = ~keep & ~(dt > smallest)
+        result = diffrax.RESULTS.where(stuck, diffrax.RESULTS.dt_min_reached, result)
+        budget = controller_state.budget - 1
+        result = diffrax.RESULTS.where(
+            budget <= 0, diffrax.RESULTS.max_steps_reached, result
+        )
+        return keep, tprev, tnext, jump, ResumableState(inner, dt, budget), result
