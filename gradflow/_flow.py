@@ -81,7 +81,7 @@ class Flow(eqx.Module):
     """L(θ(t))."""
     speed: Float[np.ndarray, " times"]
     """‖∇L(θ(t))‖, the speed at which the parameters move."""
-    observables: dict[str, Float[np.ndarray, "times ..."]]
+    observables: dict[str, PyTree]
     """Whatever else was watched, by name."""
     stats: dict[str, Any]
     """The solver and its work: `solver`, `num_accepted_steps`, `num_rejected_steps`,

@@ -285,8 +285,8 @@ def test_segments_of_one_solve_share_one_compilation(reference):
 
     gradflow.integrate(counting, reference.init(), 10.0)
     once = len(traces)
-    flow = gradflow.integrate(counting, reference.init(), 450.0)
-    assert flow.stats["num_accepted_steps"] > 500  # more than one segment
+    flow = gradflow.integrate(counting, reference.init(), 900.0)
+    assert flow.stats["num_accepted_steps"] > 2000  # more than one segment
     assert len(traces) == once
 
 
@@ -302,7 +302,7 @@ def test_evaluations_are_counted(solver):
     _, method = gradflow.solvers.resolve(solver)
     tolerances = jnp.array(1e-6), jnp.array(1e-9)
     equation = segments.Equation(noisy, Ravel.of(y0), method, *tolerances)
-    state, steps = segments.start(equation, y0, t1)
+    state, steps = segments.start(equation, y0, t1, jnp.asarray(10**6))
     segment = segments.advance(equation, state, t1, steps, None)
     jax.effects_barrier()
     attempted = int(segment.accepted + segment.rejected)
@@ -331,17 +331,17 @@ def test_at_any_time(dense_memory):
 
 def test_dense_output_of_many_segments_is_kept_as_far_as_it_fits(reference):
     params = reference.init()
-    full = gradflow.integrate(reference, params, 450.0, observables=())
-    assert full.stats["dense_until"] == 450.0
+    full = gradflow.integrate(reference, params, 800.0, observables=())
+    assert full.stats["dense_until"] == 800.0
     some = gradflow.integrate(
-        reference, params, 450.0, observables=(), dense_memory=2**23 + 2**20
+        reference, params, 800.0, observables=(), dense_memory=2**25 + 2**20
     )
-    assert 0 < some.stats["dense_until"] < 450.0
-    for t in (0.123, 123.4, 449.9):
+    assert 0 < some.stats["dense_until"] < 800.0
+    for t in (0.123, 123.4, 799.9):
         a, b = (np.asarray(f.at(t).W0) for f in (full, some))
         np.testing.assert_allclose(a, b, atol=1e-8)
     with pytest.raises(ValueError, match="`t` must lie within the flow"):
-        full.at(451.0)
+        full.at(801.0)
 
 
 def test_at_before_the_first_saved_time_and_beyond_the_dense_output(reference):
@@ -415,10 +415,10 @@ def test_a_boolean_event_stops_after_the_step():
 
 def test_an_event_after_many_segments(reference):
     flow = gradflow.integrate(
-        reference, reference.init(), 1e4, event=lambda p: reference(p) - 0.6
+        reference, reference.init(), 1e4, event=lambda p: reference(p) - 0.57
     )
-    assert flow.loss[-1] == pytest.approx(0.6, abs=1e-12)
-    assert flow.stats["num_accepted_steps"] > 500
+    assert flow.loss[-1] == pytest.approx(0.57, abs=1e-12)
+    assert flow.stats["num_accepted_steps"] > 2000
 
 
 def test_max_steps(reference):
@@ -488,8 +488,8 @@ def _never(params):
         ({"ts": [0.5, 1.5]}, "`ts` must lie between 0 and `t1` = 1"),
         ({"ts": [np.nan]}, "`ts` must be finite"),
         ({"ts": []}, "`ts` must be a one-dimensional list"),
-        ({"solver": "magic"}, "one of auto, tsit5, dopri5, dopri8.*got 'magic'"),
-        ({"solver": 5}, "one of auto, tsit5"),
+        ({"solver": "magic"}, "one of auto, ndf, tsit5, dopri5, dopri8.*got 'magic'"),
+        ({"solver": 5}, "one of auto, ndf, tsit5"),
         ({"solver": diffrax.Euler()}, "must estimate its own error; Euler does not"),
         ({"rtol": -1e-8}, "`rtol` must be a positive number"),
         ({"rtol": 0}, "`rtol` must be a positive number"),
