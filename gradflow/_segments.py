@@ -98,10 +98,14 @@ class State(eqx.Module):
 
     t: Float[Array, ""]
     y: Float[Array, " n"]
-    dt: Float[Array, ""]
     loss: Float[Array, ""]
     solver_state: PyTree
     controller_state: PyTree
+
+    @property
+    def dt(self) -> Float[Array, ""]:
+        """The length of the next step."""
+        return self.controller_state.dt
 
 
 class Segment(eqx.Module):
@@ -122,8 +126,8 @@ def start(
     max_steps: Int[Array, ""],
 ) -> tuple[State, int]:
     """The state at time 0, with a first step size and the number of steps that may be
-    tried; and how many steps a segment has,
-    from the memory that their dense output takes."""
+    tried; and how many steps a segment has, from the memory that their dense output
+    takes."""
     # The same preparations that diffeqsolve makes, so that every segment, the first
     # one too, is handed states of the same structure and one compilation serves all.
     solver, controller = equation.solver, equation.controller.wrap(jnp.array(1))
@@ -135,9 +139,7 @@ def start(
     controller_state = eqx.tree_at(lambda s: s.budget, controller_state, max_steps)
     tnext = jnp.minimum(tnext, t1)
     solver_state = solver.init(terms, t0, tnext, y0, None)
-    state = State(
-        t0, y0, tnext - t0, equation.value(y0), solver_state, controller_state
-    )
+    state = State(t0, y0, equation.value(y0), solver_state, controller_state)
     one_step = eqx.filter_eval_shape(_solve, equation, state, t1, 1, None)
     fitting = SEGMENT_MEMORY // _bytes(one_step.interpolation)
     steps = max(SMALLEST_SEGMENT, min(LARGEST_SEGMENT, fitting))
@@ -156,14 +158,12 @@ def advance(
     solution = _solve(equation, state, t1, steps, event)
     assert solution.ts is not None
     assert solution.ys is not None
-    assert solution.controller_state is not None
     dense = solution.interpolation
     assert isinstance(dense, diffrax.DenseInterpolation)
     stats = solution.stats
     end = State(
         t=solution.ts[-1],
         y=solution.ys[-1],
-        dt=solution.controller_state.dt,
         loss=equation.value(solution.ys[-1]),
         solver_state=solution.solver_state,
         controller_state=solution.controller_state,
