@@ -128,6 +128,10 @@ def _bare_module(cls: type, fields: dict[str, Any]) -> Any:
 def write(path: str | os.PathLike, header: dict[str, Any]) -> Path:
     """Write `header`, an object that `pack` understands, whole or not at all."""
     path = Path(path)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(
+            f"no folder '{path.parent}' to write the run file '{path.name}' into."
+        )
     arrays: dict[str, np.ndarray] = {}
     packed = {"format": FORMAT, "version": FORMAT_VERSION, "run": pack(header, arrays)}
     text = json.dumps(packed).encode()

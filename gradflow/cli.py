@@ -71,8 +71,6 @@ def _run(arguments: argparse.Namespace) -> int:
             atol = _checks.positive_number("--atol", atol, zero_allowed=True)
         solvers.resolve(arguments.solver)
         start = problem.init(arguments.seed, arguments.scale)
-    except OverflowError as error:
-        raise _BadInput(f"--seed {arguments.seed} is too large.") from error
     except ValueError as error:
         raise _BadInput(str(error)) from error
     output = _folder(arguments.output)

@@ -127,6 +127,11 @@ def test_saving_is_whole_or_not_at_all(small, tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.iterdir()] == ["f.npz"]
 
 
+def test_saving_into_a_folder_that_is_not_there(small, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no folder '.*nowhere' to write"):
+        small.save(tmp_path / "nowhere" / "f.npz")
+
+
 def test_a_run_file_holds_no_code(saved):
     with zipfile.ZipFile(saved) as archive:
         assert all(name.endswith(".npy") for name in archive.namelist())
