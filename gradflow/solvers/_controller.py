@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import optimistix as optx
 from jaxtyping import Array, Float, Int
 
+from ._work import CountedError, Verdict, Work, work
+
 NO_LIMIT = 2**62
 
 
@@ -19,6 +21,8 @@ class ResumableState(eqx.Module):
     """The length of the next step, which diffrax keeps to itself."""
     budget: Int[Array, ""]
     """How many more steps may be tried."""
+    work: Work
+    """Of all steps so far, from a solver that counts it."""
 
 
 class ResumableController(diffrax.AbstractAdaptiveStepSizeController):
@@ -56,7 +60,7 @@ class ResumableController(diffrax.AbstractAdaptiveStepSizeController):
     ) -> tuple[Any, ResumableState]:
         tnext, inner = self._inner.init(terms, t0, t1, y0, dt0, args, func, error_order)
         budget = jnp.asarray(NO_LIMIT, dtype=jnp.int64)
-        return tnext, ResumableState(inner, tnext - t0, budget)
+        return tnext, ResumableState(inner, tnext - t0, budget, work())
 
     def adapt_step_size(
         self,
@@ -69,13 +73,25 @@ class ResumableController(diffrax.AbstractAdaptiveStepSizeController):
         error_order: Any,
         controller_state: ResumableState,
     ) -> tuple[Any, Any, Any, Any, ResumableState, diffrax.RESULTS]:
-        leaves = jax.tree.leaves((y1_candidate, y_error))
-        finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in leaves]))
-        y1 = jax.tree.map(lambda a, b: jnp.where(finite, a, b), y1_candidate, y0)
-        y_error = jax.tree.map(lambda e: jnp.where(finite, e, jnp.inf), y_error)
-        keep, tprev, tnext, jump, inner, result = self._inner.adapt_step_size(
-            t0, t1, y0, y1, args, y_error, error_order, controller_state.inner
-        )
+        if isinstance(y_error, CountedError):
+            done, y_error = controller_state.work + y_error.work, y_error.error
+        else:
+            done = controller_state.work
+        if isinstance(y_error, Verdict):
+            keep = y_error.accepted == 1
+            tprev = jnp.where(keep, t1, t0)
+            tnext = tprev + y_error.factor * (t1 - t0)
+            jump = jnp.zeros((), bool)
+            inner, result = controller_state.inner, diffrax.RESULTS.successful
+        else:
+            # Zero where all is finite, in one pass over the numbers.
+            leaves = jax.tree.leaves((y1_candidate, y_error))
+            finite = sum(jnp.sum(0 * x) for x in leaves) == 0
+            y1 = jax.tree.map(lambda a, b: jnp.where(finite, a, b), y1_candidate, y0)
+            y_error = jax.tree.map(lambda e: jnp.where(finite, e, jnp.inf), y_error)
+            keep, tprev, tnext, jump, inner, result = self._inner.adapt_step_size(
+                t0, t1, y0, y1, args, y_error, error_order, controller_state.inner
+            )
         dt = jnp.asarray(tnext - tprev)
         smallest = jnp.maximum(4 * jnp.finfo(dt.dtype).eps * jnp.abs(tprev), 1e-290)
         stuck = ~keep & ~(dt > smallest)
@@ -84,4 +100,5 @@ class ResumableController(diffrax.AbstractAdaptiveStepSizeController):
         result = diffrax.RESULTS.where(
             budget <= 0, diffrax.RESULTS.max_steps_reached, result
         )
-        return keep, tprev, tnext, jump, ResumableState(inner, dt, budget), result
+        state = ResumableState(inner, dt, budget, done)
+        return keep, tprev, tnext, jump, state, result

@@ -5,6 +5,9 @@ of large eigenvalues above a crowd of small ones. Newton's method for an implici
 then needs no factorisation, only the top of the spectrum.
 """
 
+import functools
+from collections.abc import Callable
+from fractions import Fraction
 from typing import Any, ClassVar
 
 import diffrax
@@ -16,28 +19,43 @@ import optimistix as optx
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int
 
+from ._curvature import Curvature
+from ._work import CountedError, Verdict, work
+
 MAX_ORDER = 5
+ROWS = MAX_ORDER + 2
+"""Backward differences that are kept: one more tells what the next order would bring."""
 MAX_NEWTON = 4
 NEWTON_TOLERANCE = 0.03
 """Of the error allowed in a step, how much Newton's method may leave."""
 STRICTNESS = 0.02
 """Errors of a multistep method add up over many steps, so that a step is held to this
 fraction of the tolerances: then the error of a whole flow stays near them."""
-FIRST_REFRESHES, LATER_REFRESHES, DESPERATE_REFRESHES = 4, 1, 3
+SLOW = 0.2
+"""A contraction of Newton's method that is worth new eigenpairs."""
+GOING, DONE, FAILED = 1.0, 0.0, -1.0
+FIRST_ITERATIONS, RESCUE_ITERATIONS = 4, 2
+"""Of the subspace: at the start, and where Newton's method failed."""
+MAX_CONJUGATE_GRADIENTS, LINEAR_TOLERANCE = 25, 0.02
 
 # Coefficients by order: Shampine & Reichelt, "The MATLAB ODE suite", table 1.
 _KAPPA = np.array([0, -0.1850, -1 / 9, -0.0823, -0.0415, 0])
 _GAMMA = np.hstack((0, np.cumsum(1 / np.arange(1, MAX_ORDER + 1))))
 _ALPHA = (1 - _KAPPA) * _GAMMA
-_ERROR = _KAPPA * _GAMMA + 1 / np.arange(1, MAX_ORDER + 2)
+_ERROR = np.append(_KAPPA * _GAMMA + 1 / np.arange(1, MAX_ORDER + 2), np.inf)
 
 
 class _NDFInterpolation(diffrax.AbstractLocalInterpolation):
-    """The polynomial through the last `order` + 1 points, from backward differences."""
+    """The polynomial through the new point and the last `order` before it: with
+    x = (t - t₀)/h and the backward differences at t₀,
+
+        Σ_{j ≤ order} ∇ʲy · x(x+1)…(x+j-1)/j!  +  d · x(x+1)…(x+order-1)/order!
+    """
 
     t0: Any
     t1: Any
     differences: Float[Array, "orders n"]
+    correction: Float[Array, " n"]
     order: Float[Array, ""]
     y0: Any
     """For its structure only."""
@@ -46,13 +64,15 @@ class _NDFInterpolation(diffrax.AbstractLocalInterpolation):
         if t1 is not None:
             at_t1, at_t0 = self.evaluate(t1), self.evaluate(t0)
             return jax.tree.map(jnp.subtract, at_t1, at_t0)
-        h, j = self.t1 - self.t0, jnp.arange(MAX_ORDER)
         # A step of no length occurs only where its outcome is thrown away.
-        h = jnp.where(h == 0, 1.0, h)
-        factors = (t0 - (self.t1 - h * j)) / (h * (1 + j))
-        basis = jnp.where(j < self.order, jnp.cumprod(factors), 0.0)
+        h = jnp.where(self.t1 == self.t0, 1.0, self.t1 - self.t0)
+        j = jnp.arange(MAX_ORDER + 1)
+        factors = ((t0 - self.t0) / h + j - 1) / jnp.maximum(j, 1)
+        basis = jnp.cumprod(jnp.where(j == 0, 1.0, factors))
+        terms = jnp.where(j <= self.order, basis, 0.0) @ self.differences
+        last = jnp.sum(jnp.where(j == self.order, basis, 0.0))
         _, unravel = ravel_pytree(self.y0)
-        return unravel(self.differences[0] + basis @ self.differences[1:])
+        return unravel(terms + last * self.correction)
 
 
 class _StepTolerances(eqx.Module):
@@ -64,15 +84,19 @@ class _StepTolerances(eqx.Module):
 
 
 class _State(eqx.Module):
-    differences: Float[Array, "rows n"]
-    """Backward differences ∇⁰y … ∇⁷y at step size `h`."""
+    history: Float[Array, "rows_and_correction n"]
+    """Backward differences ∇⁰y … ∇⁶y as the last step predicted them, for steps of
+    length `h`, and the correction that it made."""
+    corrected_order: Int[Array, ""]
+    """The order of the last step; zero before the first."""
     order: Int[Array, ""]
     h: Float[Array, ""]
     steps_at_h: Int[Array, ""]
-    eigenvectors: Float[Array, "rank n"]
-    eigenvalues: Float[Array, " rank"]
+    curvature: Curvature
     age: Int[Array, ""]
     """Steps since the eigenpairs were followed."""
+    rate: Float[Array, ""]
+    """At which Newton's method converged."""
 
 
 def _adaptive_tolerances() -> Any:
@@ -86,26 +110,24 @@ class LowRankNDF(diffrax.AbstractImplicitSolver, diffrax.AbstractAdaptiveSolver)
     quasi-constant step (Shampine & Reichelt 1997), for vector fields whose Jacobian is
     symmetric: gradient flows ẏ = -∇L(y).
 
-    An implicit step solves y - c f(y) = ψ by Newton iterations with the inverse of
-    I + cH, H = ∇²L, taken as
-
-        (1 + cμ)⁻¹ (I - VᵀV) + Vᵀ (I + cΛ)⁻¹ V,
-
-    where the rows of V and Λ are the top `rank` eigenpairs of H, followed along the
-    flow by subspace iteration on batched Hessian-vector products, and 2μ is the least
-    of Λ, which bounds what V leaves out. The iteration contracts however stiff the rest
-    is, so that too small a `rank` costs steps, but never a stall. No n×n matrix is
-    formed; memory is (rank + 15)·n numbers.
+    An implicit step solves y - c f(y) = ψ by Newton iterations with an approximate
+    inverse of I + cH, H = ∇²L, from the top eigenpairs of H (see `Curvature`), as many
+    as matter to the step and at most `rank`. They are followed along the flow on
+    Hessian-vector products, when Newton's method gets slow and at the latest after
+    `refresh_every` steps. Where it fails, the same step is tried with new eigenpairs,
+    then with conjugate gradients on the whole of I + cH, preconditioned by that
+    inverse; only then is it shortened. No n×n matrix is formed; memory is
+    (rank + 30)·n numbers.
 
     Use it with `diffrax.PIDController` at its default coefficients: order and step size
     are chosen together, in here, and handed to the controller as the error that makes
     it choose this step size.
     """
 
-    rank: int = 12
-    refresh_every: int = 10
-    """Accepted steps after which the eigenpairs are followed; earlier where Newton
-    fails."""
+    rank: int = 16
+    refresh_every: int = 30
+    counts_work: bool = False
+    """Whether the error estimate comes with a count, for `ResumableController`."""
     root_finder: Any = eqx.field(default_factory=_adaptive_tolerances)
     root_find_max_steps: int = MAX_NEWTON
 
@@ -116,7 +138,7 @@ class LowRankNDF(diffrax.AbstractImplicitSolver, diffrax.AbstractAdaptiveSolver)
         return MAX_ORDER
 
     def error_order(self, terms: diffrax.AbstractTerm) -> int:
-        # The controller's factor is then safety / error: see `_next_factor`.
+        # The controller's factor is then safety / error: see `_as_error`.
         return 1
 
     def func(self, terms: diffrax.AbstractTerm, t0: Any, y0: Any, args: Any) -> Any:
@@ -126,20 +148,19 @@ class LowRankNDF(diffrax.AbstractImplicitSolver, diffrax.AbstractAdaptiveSolver)
         self, terms: diffrax.AbstractTerm, t0: Any, t1: Any, y0: Any, args: Any
     ) -> _State:
         y, field = _flat_field(terms, t0, t1, y0, args)
-        h = t1 - t0
-        rows = jnp.zeros((MAX_ORDER + 3, y.size), y.dtype)
-        rank = min(self.rank, y.size)
-        noise = jax.random.normal(jax.random.key(0), (rank, y.size), y.dtype)
-        V, eigenvalues = _follow_eigenpairs(field, y, noise, FIRST_REFRESHES)
+        h = jnp.asarray(t1 - t0)
+        history = jnp.zeros((ROWS + 1, y.size), y.dtype)
+        curvature = Curvature.unknown(y.size, self.rank)
         zero = jnp.zeros((), jnp.int32)
         return _State(
-            differences=rows.at[0].set(y).at[1].set(h * field(y)),
+            history=history.at[0].set(y).at[1].set(h * field(y)),
+            corrected_order=zero,
             order=zero + 1,
-            h=jnp.asarray(h),
+            h=h,
             steps_at_h=zero,
-            eigenvectors=V,
-            eigenvalues=eigenvalues,
+            curvature=curvature.followed(_hessian(field, y), FIRST_ITERATIONS),
             age=zero,
+            rate=jnp.ones(()),
         )
 
     def step(
@@ -154,71 +175,61 @@ class LowRankNDF(diffrax.AbstractImplicitSolver, diffrax.AbstractAdaptiveSolver)
     ) -> tuple[Any, Any, dict[str, Any], _State, diffrax.RESULTS]:
         _, unravel = ravel_pytree(y0)
         y_start, field = _flat_field(terms, t0, t1, y0, args)
-        h, k = t1 - t0, solver_state.order
-        changed = jnp.abs(h / solver_state.h - 1) > 1e-10
-        D = jax.lax.cond(
-            changed,
-            lambda D: _rescaled(D, k, h / solver_state.h),
-            lambda D: D,
-            solver_state.differences,
-        )
-        steps_at_h = jnp.where(changed, 0, solver_state.steps_at_h)
-
-        # Predict, then correct by Newton's method.
-        used = jnp.arange(MAX_ORDER + 1) <= k
-        alpha = jnp.asarray(_ALPHA)[k]
-        predicted = jnp.where(used, 1.0, 0.0) @ D[: MAX_ORDER + 1]
-        psi = (jnp.where(used, _GAMMA, 0.0) @ D[: MAX_ORDER + 1]) / alpha
-        c = h / alpha
+        state, k = solver_state, solver_state.order
+        h = t1 - t0
+        excess = h / state.h - 1
+        # The clock's rounding alone is not a change of step.
+        steps_at_h = jnp.where(jnp.abs(excess) > 1e-6, 0, state.steps_at_h)
+        coefficients = _transition(state.corrected_order, k, excess)
+        rows = coefficients @ state.history
+        differences, predicted, psi = rows[:ROWS], rows[ROWS], rows[ROWS + 1]
+        c = h / jnp.asarray(_ALPHA)[k]
         rtol, atol = self.root_finder.rtol, self.root_finder.atol
-        tolerance = STRICTNESS * (atol + rtol * jnp.abs(predicted))
+        tolerance = atol + rtol * jnp.abs(y_start)
+        weights = 1 / (STRICTNESS * tolerance)
 
-        def newton(V: Array, eigenvalues: Array) -> tuple[Array, Array, Array]:
-            return _newton(field, predicted, psi, c, V, eigenvalues, tolerance)
-
-        def follow(V: Array, iterations: int) -> tuple[Array, Array]:
-            return _follow_eigenpairs(field, y_start, V, iterations)
-
-        due = solver_state.age >= self.refresh_every
-        V, eigenvalues = jax.lax.cond(
-            due,
-            lambda: follow(solver_state.eigenvectors, LATER_REFRESHES),
-            lambda: (solver_state.eigenvectors, solver_state.eigenvalues),
+        steady = steps_at_h > 0
+        due = (
+            (state.age >= self.refresh_every)
+            | (steady & (state.rate > SLOW) & (state.rate < 1))
         )
-        y, d, at_once = newton(V, eigenvalues)
-
-        def again() -> tuple[Array, ...]:
-            better = follow(V, DESPERATE_REFRESHES)
-            return (*better, *newton(*better))
-
-        V, eigenvalues, y, d, converged = jax.lax.cond(
-            at_once, lambda: (V, eigenvalues, y, d, at_once), again
+        equation = _Implicit(field, predicted, psi, c, weights)
+        newton, curvature, renewed = _solve_implicit(
+            equation, state.curvature, due, jnp.where(steady, state.rate, 1.0)
         )
-
-        # Judge, choose the next order and step.
-        D = _advanced(D, d, k)
-        tolerance = atol + rtol * jnp.maximum(jnp.abs(y), jnp.abs(y_start))
-        accepted, factor, next_order = _next_factor(
-            D, d, k, STRICTNESS * tolerance, converged, steps_at_h + 1
+        d = newton.d
+        error = _sizes(d, differences, k, weights)
+        accepted, factor, next_order = _next_step(
+            error, k, newton.converged, steps_at_h + 1
         )
-        # The controller multiplies the step by safety / ‖error / tolerance‖.
-        error = jnp.where(accepted, 0.9, 0.9 * (1 + 1e-9)) / factor * tolerance
-        state = _State(
-            differences=D,
+        new_state = _State(
+            history=jnp.concatenate([differences, d[None]]),
+            corrected_order=k,
             order=next_order,
             h=jnp.asarray(h),
             steps_at_h=jnp.where(next_order == k, steps_at_h + 1, 0),
-            eigenvectors=V,
-            eigenvalues=eigenvalues,
-            age=jnp.where(due | ~at_once, 0, solver_state.age + 1),
+            curvature=curvature,
+            age=jnp.where(renewed, 0, state.age + 1),
+            rate=jnp.where(renewed, 1.0, newton.rate),
         )
+        y = predicted + d
         dense = {
-            "differences": D[: MAX_ORDER + 1],
+            "differences": rows[: MAX_ORDER + 1],
+            "correction": d,
             # Not a whole number, as diffrax fills what is not yet saved with infinity.
             "order": k.astype(y.dtype),
             "y0": y0,
         }
-        return unravel(y), unravel(error), dense, state, diffrax.RESULTS.successful
+        if self.counts_work:
+            done = work(
+                evaluations=newton.evaluations,
+                hessian_products=newton.products,
+                newton_failures=~newton.converged,
+            )
+            outcome: Any = CountedError(Verdict(accepted.astype(y.dtype), factor), done)
+        else:
+            outcome = unravel(_as_error(accepted, factor, y_start, y, rtol, atol))
+        return unravel(y), outcome, dense, new_state, diffrax.RESULTS.successful
 
 
 def _flat_field(
@@ -237,125 +248,279 @@ def _flat_field(
     return y, field
 
 
-def _follow_eigenpairs(
-    field: Any, y: Float[Array, " n"], V: Float[Array, "rank n"], iterations: int
-) -> tuple[Float[Array, "rank n"], Float[Array, " rank"]]:
-    """Subspace iteration for the top eigenpairs of H = -∂f/∂y, warm-started from the
-    rows of V, and a Rayleigh-Ritz step."""
-    _, jvp = jax.linearize(field, y)
-    hessian = jax.vmap(lambda v: -jvp(v))
-    for _ in range(iterations):
-        Q, _ = jnp.linalg.qr(hessian(V).T)
-        V = Q.T
-    S = V @ hessian(V).T
-    eigenvalues, rotation = jnp.linalg.eigh(0.5 * (S + S.T))
-    return rotation.T @ V, eigenvalues
+def _hessian(
+    field: Callable, y: Float[Array, " n"]
+) -> Callable[[Float[Array, "block n"]], Float[Array, "block n"]]:
+    """H = -∂f/∂y at y, to be multiplied by a block of vectors."""
+    _, product = jax.linearize(field, y)
+    return jax.vmap(lambda v: -product(v))
+
+
+class _Implicit(eqx.Module):
+    """The equation d = c f(predicted + d) - ψ, and how accurately it is to be solved."""
+
+    field: Callable = eqx.field(static=True)
+    predicted: Float[Array, " n"]
+    psi: Float[Array, " n"]
+    c: Float[Array, ""]
+    weights: Float[Array, " n"]
+
+    def residual(self, d: Float[Array, " n"]) -> Float[Array, " n"]:
+        return self.c * self.field(self.predicted + d) - self.psi - d
+
+    def size(self, d: Float[Array, " n"]) -> Float[Array, ""]:
+        """One where it is as large as the tolerance."""
+        scaled = d * self.weights
+        return jnp.sqrt(scaled @ scaled / d.size)
+
+    def matrix(self, d: Float[Array, " n"]) -> Callable:
+        """v ↦ (I + cH)v at predicted + d."""
+        at = (self.predicted + d,)
+        return lambda v: v - self.c * jax.jvp(self.field, at, (v,))[1]
+
+
+class _Newton(eqx.Module):
+    """What Newton's method came to, and what it took."""
+
+    d: Float[Array, " n"]
+    converged: Bool[Array, ""]
+    rate: Float[Array, ""]
+    evaluations: Float[Array, ""]
+    products: Float[Array, ""]
+
+
+def _solve_implicit(
+    equation: _Implicit,
+    curvature: Curvature,
+    due: Bool[Array, ""],
+    rate: Float[Array, ""],
+) -> tuple[_Newton, Curvature, Bool[Array, ""]]:
+    """Newton's method with the eigenpairs at hand; where it fails, with new ones, then
+    with conjugate gradients. Also the eigenpairs for the next step, and whether they
+    are new, as they are when `due`."""
+    inverse = curvature.inverse(equation.c)
+    zero = jnp.zeros((), jnp.int32)
+    newton = _newton(equation, rate, lambda _, residual: (inverse(residual), 0))
+
+    def follow() -> tuple[_Newton, Curvature]:
+        fitted = curvature.fitted(equation.c)
+        iterations = jnp.where(newton.converged, 1, RESCUE_ITERATIONS)
+        hessian = _hessian(equation.field, equation.predicted)
+        followed = fitted.followed(hessian, iterations)
+        inverse = followed.inverse(equation.c)
+
+        def again(carry: tuple[_Newton, Int[Array, ""]]) -> tuple:
+            before, round_ = carry
+            exactly = round_ > 0
+
+            def solve(d: Array, residual: Array) -> tuple[Array, Array]:
+                return jax.lax.cond(
+                    exactly,
+                    lambda: _conjugate_gradients(equation.matrix(d), inverse, residual),
+                    lambda: (inverse(residual), zero),
+                )
+
+            after = _newton(equation, jnp.ones(()), solve)
+            total = _Newton(
+                after.d,
+                after.converged,
+                after.rate,
+                before.evaluations + after.evaluations,
+                before.products + after.products,
+            )
+            return total, round_ + 1
+
+        used = (iterations * fitted.active).astype(jnp.float64)
+        first = eqx.tree_at(lambda n: n.products, newton, used)
+        last, _ = jax.lax.while_loop(
+            lambda carry: ~carry[0].converged & (carry[1] < 2), again, (first, zero)
+        )
+        return last, followed
+
+    renew = due | ~newton.converged
+    return (*jax.lax.cond(renew, follow, lambda: (newton, curvature)), renew)
+
+
+def _packed(*numbers: Any) -> Float[Array, " numbers"]:
+    """One array for all: each more is an operation more in a compiled loop."""
+    return jnp.stack([jnp.asarray(x, jnp.float64) for x in numbers])
 
 
 def _newton(
-    field: Any,
-    predicted: Float[Array, " n"],
-    psi: Float[Array, " n"],
-    c: Float[Array, ""],
-    V: Float[Array, "rank n"],
-    eigenvalues: Float[Array, " rank"],
-    tolerance: Float[Array, " n"],
-) -> tuple[Float[Array, " n"], Float[Array, " n"], Bool[Array, ""]]:
-    """Solve d = c f(predicted + d) - ψ: the new state, d, and whether it converged."""
-    complete = V.shape[0] == V.shape[1]
-    mu = jnp.where(complete, 0.0, 0.5 * jnp.min(jnp.abs(eigenvalues)))
-    rest = 1 / (1 + c * mu)
-    # Where curvature is so negative that I + cH nears a singularity, the step is too
-    # long to be accepted; the floor keeps the iteration finite until it is shortened.
-    top = 1 / jnp.maximum(1 + c * eigenvalues, 0.2) - rest
+    equation: _Implicit, expected_rate: Float[Array, ""], solve: Callable
+) -> _Newton:
+    """Newton's method for d, with changes `solve(d, residual)` of which also the number
+    of Hessian products is known."""
 
     def proceed(carry: tuple) -> Bool[Array, ""]:
-        iteration, _, _, converged, diverged, _ = carry
-        return (iteration < MAX_NEWTON) & ~converged & ~diverged
+        _, status = carry
+        return status[0] == GOING
 
     def iterate(carry: tuple) -> tuple:
-        iteration, y, d, _, _, previous = carry
-        residual = c * field(y) - psi - d
-        change = rest * residual + (top * (V @ residual)) @ V
-        size = jnp.sqrt(jnp.mean((change / tolerance) ** 2))
-        first = iteration == 0
-        rate = jnp.where(first, 0.0, size / jnp.where(previous == 0, 1.0, previous))
-        remaining = MAX_NEWTON - iteration - 1
-        hopeless = rate**remaining / (1 - rate) * size > NEWTON_TOLERANCE
-        diverged = (~first & ((rate >= 1) | hopeless)) | ~jnp.isfinite(size)
-        close = jnp.where(
-            first,
-            size < 1e-2 * NEWTON_TOLERANCE,
-            rate / (1 - rate) * size < NEWTON_TOLERANCE,
-        )
-        y = jnp.where(diverged, y, y + change)
-        d = jnp.where(diverged, d, d + change)
-        return iteration + 1, y, d, close & ~diverged, diverged, size
+        d, (_, previous, rate, iteration, products) = carry
+        change, used = solve(d, equation.residual(d))
+        size = equation.size(change)
+        rate = jnp.where(iteration == 0, rate, size / previous)
+        left = jnp.where(rate < 1, rate / (1 - rate), jnp.inf) * size
+        close = (left < NEWTON_TOLERANCE) | (size < 1e-2 * NEWTON_TOLERANCE)
+        # What would be left after the last iteration.
+        far = rate ** (MAX_NEWTON - 1 - iteration) * left > NEWTON_TOLERANCE
+        hopeless = (iteration > 0) & far | ~jnp.isfinite(size)
+        state = jnp.where(close, DONE, jnp.where(hopeless, FAILED, GOING))
+        return d + change, _packed(state, size, rate, iteration + 1, products + used)
 
-    false = jnp.zeros((), bool)
-    start = (jnp.zeros((), jnp.int32), predicted, jnp.zeros_like(predicted))
-    _, y, d, converged, _, _ = jax.lax.while_loop(
-        proceed, iterate, (*start, false, false, jnp.zeros((), predicted.dtype))
+    d, (state, _, rate, evaluations, products) = jax.lax.while_loop(
+        proceed,
+        iterate,
+        (jnp.zeros_like(equation.psi), _packed(GOING, 1.0, expected_rate, 0, 0)),
     )
-    return y, d, converged
+    return _Newton(d, state == DONE, rate, evaluations, products)
 
 
-def _rescaled(
-    D: Float[Array, "rows n"], order: Int[Array, ""], ratio: Float[Array, ""]
-) -> Float[Array, "rows n"]:
-    """Differences for a step that is `ratio` times as long (Shampine & Reichelt)."""
-    size = MAX_ORDER + 1
-    used = jnp.arange(size) <= order
-    change = _step_change(ratio) @ _step_change(jnp.ones((), D.dtype))
-    change = jnp.where(used[:, None] & used[None, :], change, jnp.eye(size))
-    return jnp.concatenate([change.T @ D[:size], D[size:]])
+def _conjugate_gradients(
+    product: Callable, inverse: Callable, right: Float[Array, " n"]
+) -> tuple[Float[Array, " n"], Int[Array, ""]]:
+    """(I + cH)⁻¹ right by preconditioned conjugate gradients, and the products it took.
+    I + cH is positive definite at every step length that follows an unstable direction
+    accurately; where it is not, the iteration stops with what it has."""
+
+    def proceed(carry: tuple) -> Bool[Array, ""]:
+        _, r, _, rz, iteration = carry
+        return (
+            (rz > LINEAR_TOLERANCE**2 * start) & (iteration < MAX_CONJUGATE_GRADIENTS)
+        )
+
+    def iterate(carry: tuple) -> tuple:
+        x, r, p, rz, iteration = carry
+        q = product(p)
+        curvature = p @ q
+        alpha = jnp.where(curvature > 0, rz / curvature, 0.0)
+        x, r = x + alpha * p, r - alpha * q
+        z = inverse(r)
+        new = jnp.where(curvature > 0, r @ z, 0.0)
+        return x, r, z + new / rz * p, new, iteration + 1
+
+    z = inverse(right)
+    start = right @ z
+    x, _, _, _, iterations = jax.lax.while_loop(
+        proceed,
+        iterate,
+        (jnp.zeros_like(right), right, z, start, jnp.zeros((), jnp.int32)),
+    )
+    return x, iterations
 
 
-def _step_change(ratio: Float[Array, ""]) -> Float[Array, "orders orders"]:
-    i, j = jnp.arange(1, MAX_ORDER + 1)[:, None], jnp.arange(1, MAX_ORDER + 1)[None, :]
-    factors = jnp.pad((i - 1 - ratio * j) / i, ((1, 0), (1, 0)))
-    return jnp.cumprod(factors.at[0].set(1.0), axis=0)
+@functools.cache
+def _transitions() -> np.ndarray:
+    """Matrices C[p] for each pair of orders, such that Σ_p excessᵖ C[p] takes the
+    history to the next step: the differences ∇⁰ … ∇⁶, corrected at the last step's
+    order and rescaled to a step 1 + excess as long; the prediction Σ_j ∇ʲ; and
+    ψ = Σ_j γ_j ∇ʲ / α."""
+    n = MAX_ORDER + 1
+    change = _step_change()
+    table = np.zeros((n, n, n, ROWS + 2, ROWS + 1))
+    for corrected in range(n):
+        correction = _correction(corrected)
+        for order in range(1, n):
+            for power in range(n):
+                rescale = np.zeros((ROWS, ROWS)) if power else np.eye(ROWS)
+                rescale[: order + 1, : order + 1] = change[
+                    power, : order + 1, : order + 1
+                ]
+                differences = rescale @ correction
+                used = differences[: order + 1]
+                table[corrected, order, power] = np.vstack(
+                    [
+                        differences,
+                        used.sum(axis=0),
+                        _GAMMA[: order + 1] @ used / _ALPHA[order],
+                    ]
+                )
+    return table
 
 
-def _advanced(
-    D: Float[Array, "rows n"], d: Float[Array, " n"], order: Int[Array, ""]
-) -> Float[Array, "rows n"]:
-    """Differences at the new time, where ∇^{order+1} y = d."""
-    D = D.at[order + 2].set(d - D[order + 1]).at[order + 1].set(d)
-    i, j = jnp.arange(MAX_ORDER + 3)[:, None], jnp.arange(MAX_ORDER + 3)[None, :]
-    # Each difference gains all that are above it, up to order + 1.
-    gains = (j >= i) & (j <= order + 1)
-    return jnp.where(i <= order + 1, gains, i == j).astype(D.dtype) @ D
+def _correction(order: int) -> np.ndarray:
+    """From predicted differences and the correction d to the differences at the new
+    time, where ∇^{order+1} y = d."""
+    matrix = np.eye(ROWS, ROWS + 1)
+    if order == 0:
+        return matrix
+    if order < MAX_ORDER:
+        matrix[order + 2] = 0
+        matrix[order + 2, [order + 1, ROWS]] = -1, 1
+    for i in range(order + 2):
+        matrix[i] = 0
+        matrix[i, i : order + 1] = 1
+        matrix[i, ROWS] = 1
+    return matrix
 
 
-def _next_factor(
-    D: Float[Array, "rows n"],
+def _step_change() -> np.ndarray:
+    """Polynomials in `excess`: coefficient p of the matrix that takes differences to a
+    step 1 + excess times as long (Shampine & Reichelt), exact where it is zero."""
+    n = MAX_ORDER + 1
+
+    def polynomials(excess: tuple[int, int]) -> list[list[list[Fraction]]]:
+        """Entry (i, j) is Π_{l ≤ i} (l - 1 - j·ratio) / l, ratio = excess."""
+        out = []
+        for i in range(n):
+            row = []
+            for j in range(n):
+                entry = [Fraction(1)] + [Fraction(0)] * (n - 1)
+                for step in range(1, i + 1):
+                    constant = Fraction(step - 1 - j * excess[0], step)
+                    slope = Fraction(-j * excess[1], step)
+                    entry = [
+                        constant * entry[p] + (slope * entry[p - 1] if p else 0)
+                        for p in range(n)
+                    ]
+                row.append(entry)
+            out.append(row)
+        return out
+
+    R, U = polynomials((1, 1)), polynomials((1, 0))
+    return np.array(
+        [
+            [
+                [float(sum(R[i][m][p] * U[m][j][0] for m in range(n))) for i in range(n)]
+                for j in range(n)
+            ]
+            for p in range(n)
+        ]
+    )
+
+
+def _transition(
+    corrected: Int[Array, ""], order: Int[Array, ""], excess: Float[Array, ""]
+) -> Float[Array, "rows columns"]:
+    powers = jnp.stack([jnp.ones_like(excess)] + [excess**p for p in range(1, MAX_ORDER + 1)])
+    return jnp.tensordot(powers, jnp.asarray(_transitions())[corrected, order], 1)
+
+
+def _sizes(
     d: Float[Array, " n"],
+    differences: Float[Array, "rows n"],
     order: Int[Array, ""],
-    tolerance: Float[Array, " n"],
+    weights: Float[Array, " n"],
+) -> Float[Array, "3"]:
+    """Error estimates of the order below, this order and the order above."""
+    around = jax.lax.dynamic_slice_in_dim(differences, order, 2)
+    vectors = jnp.stack([around[0] + d, d, d - around[1]]) * weights[None]
+    sizes = jnp.sqrt(jnp.einsum("ij,ij->i", vectors, vectors) / d.size)
+    return jax.lax.dynamic_slice_in_dim(jnp.asarray(_ERROR), order - 1, 3) * sizes
+
+
+def _next_step(
+    errors: Float[Array, "3"],
+    order: Int[Array, ""],
     converged: Bool[Array, ""],
     steps_at_h: Int[Array, ""],
 ) -> tuple[Bool[Array, ""], Float[Array, ""], Int[Array, ""]]:
     """Whether the step is accepted, the factor of the next step, and its order."""
-
-    def size(x: Float[Array, " n"]) -> Float[Array, ""]:
-        return jnp.sqrt(jnp.mean((x / tolerance) ** 2))
-
-    def factor(error: Float[Array, ""], of_order: Any) -> Float[Array, ""]:
-        return jnp.maximum(error, 1e-10) ** (-1.0 / (of_order + 1))
-
-    constants = jnp.asarray(_ERROR)
-    error = constants[order] * size(d)
-    accepted = converged & (error <= 1)
-    lower = constants[order - 1] * size(D[order])
-    upper = constants[jnp.minimum(order + 1, MAX_ORDER)] * size(D[order + 2])
-    factors = jnp.stack(
-        [
-            jnp.where(order > 1, factor(lower, order - 1), 0.0),
-            factor(error, order),
-            jnp.where(order < MAX_ORDER, factor(upper, order + 1), 0.0),
-        ]
-    )
+    accepted = converged & (errors[1] <= 1)
+    orders = order + jnp.arange(-1, 2)
+    factors = jnp.maximum(errors, 1e-10) ** (-1.0 / (orders + 1))
+    factors = jnp.where((orders >= 1) & (orders <= MAX_ORDER), factors, 0.0)
     best = 0.9 * jnp.max(factors)
     # A change of step costs accuracy in the differences: only when it is worth it.
     change = (steps_at_h > order) & (best > 1.2)
@@ -363,3 +528,17 @@ def _next_factor(
     grown = jnp.where(change, jnp.minimum(best, 5.0), 1.0)
     shrunk = jnp.where(converged, jnp.clip(0.9 * factors[1], 0.2, 0.9), 0.4)
     return accepted, jnp.where(accepted, grown, shrunk), next_order.astype(jnp.int32)
+
+
+def _as_error(
+    accepted: Bool[Array, ""],
+    factor: Float[Array, ""],
+    y0: Float[Array, " n"],
+    y1: Float[Array, " n"],
+    rtol: Any,
+    atol: Any,
+) -> Float[Array, " n"]:
+    """The error for which `diffrax.PIDController` decides likewise: it multiplies the
+    step by safety / ‖error / tolerance‖."""
+    tolerance = atol + rtol * jnp.maximum(jnp.abs(y0), jnp.abs(y1))
+    return jnp.where(accepted, 0.9, 0.9 * (1 + 1e-9)) / factor * tolerance

@@ -3,25 +3,27 @@
 diffrax throws the solver's state away with a rejected step, so that a count kept there
 would miss the work of rejected steps. The error estimate does reach the controller
 after every attempt: a solver that is asked to count sends its count along with it.
+
+Counts and verdicts are floating point numbers, as diffrax makes of every error.
 """
 
 from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float
 
 
 class Work(eqx.Module):
     """Counts of one attempted step, or of all attempts so far."""
 
-    evaluations: Int[Array, ""]
+    evaluations: Float[Array, ""]
     """Of the vector field."""
-    hessian_products: Int[Array, ""]
+    hessian_products: Float[Array, ""]
     """Products of the vector field's Jacobian and a vector."""
-    factorisations: Int[Array, ""]
+    factorisations: Float[Array, ""]
     """Of matrices as large as the state."""
-    newton_failures: Int[Array, ""]
+    newton_failures: Float[Array, ""]
     """Attempts lost because the implicit equation was not solved."""
 
     def __add__(self, other: "Work") -> "Work":
@@ -40,7 +42,7 @@ def work(
     newton_failures: Any = 0,
 ) -> Work:
     counts = (evaluations, hessian_products, factorisations, newton_failures)
-    return Work(*(jnp.asarray(count, jnp.int64) for count in counts))
+    return Work(*(jnp.asarray(count, jnp.float64) for count in counts))
 
 
 class CountedError(eqx.Module):
@@ -48,3 +50,12 @@ class CountedError(eqx.Module):
 
     error: Any
     work: Work
+
+
+class Verdict(eqx.Module):
+    """In place of an error estimate, from a solver that chooses its steps itself."""
+
+    accepted: Float[Array, ""]
+    """One or zero."""
+    factor: Float[Array, ""]
+    """The next step's length by this one's."""
