@@ -34,8 +34,8 @@ fraction of the tolerances: then the error of a whole flow stays near them."""
 SLOW = 0.2
 """A contraction of Newton's method that is worth new eigenpairs."""
 GOING, DONE, FAILED = 1.0, 0.0, -1.0
-FIRST_ITERATIONS, RESCUE_ITERATIONS = 4, 2
-"""Of the subspace: at the start, and where Newton's method failed."""
+RESCUE_ITERATIONS = 2
+"""Of the subspace, where Newton's method failed."""
 MAX_CONJUGATE_GRADIENTS, LINEAR_TOLERANCE = 25, 0.02
 
 # Coefficients by order: Shampine & Reichelt, "The MATLAB ODE suite", table 1.
@@ -45,7 +45,7 @@ _ALPHA = (1 - _KAPPA) * _GAMMA
 _ERROR = np.append(_KAPPA * _GAMMA + 1 / np.arange(1, MAX_ORDER + 2), np.inf)
 
 
-class _NDFInterpolation(diffrax.AbstractLocalInterpolation):
+class NDFInterpolation(diffrax.AbstractLocalInterpolation):
     """The polynomial through the new point and the last `order` before it: with
     x = (t - t₀)/h and the backward differences at t₀,
 
@@ -83,7 +83,7 @@ class _StepTolerances(eqx.Module):
     norm: Any
 
 
-class _State(eqx.Module):
+class NDFState(eqx.Module):
     history: Float[Array, "rows_and_correction n"]
     """Backward differences ∇⁰y … ∇⁶y as the last step predicted them, for steps of
     length `h`, and the correction that it made."""
@@ -99,7 +99,7 @@ class _State(eqx.Module):
     """At which Newton's method converged."""
 
 
-def _adaptive_tolerances() -> Any:
+def adaptive_tolerances() -> Any:
     # diffrax's public way to its sentinel for "as the step size controller has it".
     finder: Any = diffrax.with_stepsize_controller_tols(optx.Newton)()
     return _StepTolerances(finder.rtol, finder.atol, finder.norm)
@@ -128,17 +128,17 @@ class LowRankNDF(diffrax.AbstractImplicitSolver, diffrax.AbstractAdaptiveSolver)
     refresh_every: int = 30
     counts_work: bool = False
     """Whether the error estimate comes with a count, for `ResumableController`."""
-    root_finder: Any = eqx.field(default_factory=_adaptive_tolerances)
+    root_finder: Any = eqx.field(default_factory=adaptive_tolerances)
     root_find_max_steps: int = MAX_NEWTON
 
     term_structure: ClassVar = diffrax.AbstractTerm
-    interpolation_cls: ClassVar = _NDFInterpolation
+    interpolation_cls: ClassVar = NDFInterpolation
 
     def order(self, terms: diffrax.AbstractTerm) -> int:
         return MAX_ORDER
 
     def error_order(self, terms: diffrax.AbstractTerm) -> int:
-        # The controller's factor is then safety / error: see `_as_error`.
+        # The controller's factor is then safety / error: see `as_error`.
         return 1
 
     def func(self, terms: diffrax.AbstractTerm, t0: Any, y0: Any, args: Any) -> Any:
@@ -146,21 +146,41 @@ class LowRankNDF(diffrax.AbstractImplicitSolver, diffrax.AbstractAdaptiveSolver)
 
     def init(
         self, terms: diffrax.AbstractTerm, t0: Any, t1: Any, y0: Any, args: Any
-    ) -> _State:
+    ) -> NDFState:
         y, field = _flat_field(terms, t0, t1, y0, args)
-        h = jnp.asarray(t1 - t0)
-        history = jnp.zeros((ROWS + 1, y.size), y.dtype)
-        curvature = Curvature.unknown(y.size, self.rank)
-        zero = jnp.zeros((), jnp.int32)
-        return _State(
-            history=history.at[0].set(y).at[1].set(h * field(y)),
+        h, zero = jnp.asarray(t1 - t0), jnp.zeros((), jnp.int32)
+        unused = NDFState(
+            history=jnp.zeros((ROWS + 1, y.size), y.dtype),
             corrected_order=zero,
             order=zero + 1,
             h=h,
             steps_at_h=zero,
-            curvature=curvature.followed(_hessian(field, y), FIRST_ITERATIONS),
+            # Nothing is known yet: the first step's failure will see to it, if any.
+            curvature=Curvature.unknown(y.size, self.rank),
             age=zero,
             rate=jnp.ones(()),
+        )
+        return self.restarted(unused, y, h * field(y), h)
+
+    def restarted(
+        self,
+        state: NDFState,
+        y: Float[Array, " n"],
+        slope: Float[Array, " n"],
+        h: Float[Array, ""],
+    ) -> NDFState:
+        """At order one from y, where a step of length h goes by `slope`."""
+        rows = jnp.zeros((ROWS - 1, y.size), y.dtype)
+        return eqx.tree_at(
+            lambda s: (s.history, s.corrected_order, s.order, s.h, s.steps_at_h),
+            state,
+            (
+                jnp.concatenate([y[None], slope[None], rows]),
+                jnp.zeros((), jnp.int32),
+                jnp.ones((), jnp.int32),
+                h,
+                jnp.zeros((), jnp.int32),
+            ),
         )
 
     def step(
@@ -170,9 +190,9 @@ class LowRankNDF(diffrax.AbstractImplicitSolver, diffrax.AbstractAdaptiveSolver)
         t1: Any,
         y0: Any,
         args: Any,
-        solver_state: _State,
+        solver_state: NDFState,
         made_jump: Any,
-    ) -> tuple[Any, Any, dict[str, Any], _State, diffrax.RESULTS]:
+    ) -> tuple[Any, Any, dict[str, Any], NDFState, diffrax.RESULTS]:
         _, unravel = ravel_pytree(y0)
         y_start, field = _flat_field(terms, t0, t1, y0, args)
         state, k = solver_state, solver_state.order
@@ -202,7 +222,7 @@ class LowRankNDF(diffrax.AbstractImplicitSolver, diffrax.AbstractAdaptiveSolver)
         accepted, factor, next_order = _next_step(
             error, k, newton.converged, steps_at_h + 1
         )
-        new_state = _State(
+        new_state = NDFState(
             history=jnp.concatenate([differences, d[None]]),
             corrected_order=k,
             order=next_order,
@@ -228,7 +248,7 @@ class LowRankNDF(diffrax.AbstractImplicitSolver, diffrax.AbstractAdaptiveSolver)
             )
             outcome: Any = CountedError(Verdict(accepted.astype(y.dtype), factor), done)
         else:
-            outcome = unravel(_as_error(accepted, factor, y_start, y, rtol, atol))
+            outcome = unravel(as_error(accepted, factor, y_start, y, rtol, atol))
         return unravel(y), outcome, dense, new_state, diffrax.RESULTS.successful
 
 
@@ -302,7 +322,8 @@ def _solve_implicit(
     zero = jnp.zeros((), jnp.int32)
     newton = _newton(equation, rate, lambda _, residual: (inverse(residual), 0))
 
-    def follow() -> tuple[_Newton, Curvature]:
+    def follow(carry: tuple[_Newton, Curvature, Bool[Array, ""]]) -> tuple:
+        newton, curvature, _ = carry
         fitted = curvature.fitted(equation.c)
         iterations = jnp.where(newton.converged, 1, RESCUE_ITERATIONS)
         hessian = _hessian(equation.field, equation.predicted)
@@ -335,10 +356,14 @@ def _solve_implicit(
         last, _ = jax.lax.while_loop(
             lambda carry: ~carry[0].converged & (carry[1] < 2), again, (first, zero)
         )
-        return last, followed
+        return last, followed, jnp.zeros((), bool)
 
     renew = due | ~newton.converged
-    return (*jax.lax.cond(renew, follow, lambda: (newton, curvature)), renew)
+    # A loop of one turn or none: a `cond` would copy the eigenvectors at every step.
+    newton, curvature, _ = jax.lax.while_loop(
+        lambda carry: carry[2], follow, (newton, curvature, renew)
+    )
+    return newton, curvature, renew
 
 
 def _packed(*numbers: Any) -> Float[Array, " numbers"]:
@@ -530,7 +555,7 @@ def _next_step(
     return accepted, jnp.where(accepted, grown, shrunk), next_order.astype(jnp.int32)
 
 
-def _as_error(
+def as_error(
     accepted: Bool[Array, ""],
     factor: Float[Array, ""],
     y0: Float[Array, " n"],
