@@ -11,3 +11,4 @@ from ._controller import (
     ResumableController as ResumableController,
 )
 from ._low_rank_ndf import LowRankNDF as LowRankNDF
+from ._stabilised import ROCK4 as ROCK4
