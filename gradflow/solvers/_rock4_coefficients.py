@@ -119,7 +119,7 @@ def method(stages: int) -> Method:
 
 def _optimal_polynomial(
     s: int,
-) -> tuple[Float[np.ndarray, " stages-4"], Complex[np.ndarray, "2"], float]:
+) -> tuple[Float[np.ndarray, " zeros"], Complex[np.ndarray, "2"], float]:
     """The real zeros r, falling, the reciprocals ζ of a zero of each pair, and ℓ.
 
     log R(z) = Σ log(1 - z ρ_i) over the reciprocals ρ of all zeros, so that
@@ -276,7 +276,7 @@ def _last_stages(
         if np.max(np.abs(F)) < 1e-15:
             return a, M
         # Differentiated by steps into the imaginary direction: exact.
-        J = residual(x + 1e-30j * np.eye(10))[0].imag.T / 1e-30
+        J = np.imag(residual(x + 1e-30j * np.eye(10))[0]).T / 1e-30
         x = x - np.linalg.lstsq(J, F)[0]
     raise RuntimeError("The last stages do not attain order four.")
 

@@ -14,11 +14,11 @@ from ._rock4_coefficients import FEWEST_STAGES, Family, family
 from ._work import CountedError, work
 
 STRICTNESS = 0.05
-"""Of z⁴/24, the term by which the embedded solution of order three may differ: how much
-is reported as the error. Then the error of a whole flow stays near the tolerances."""
+"""The error is reported as this much of the term h⁴y⁗/24 that a solution of order three
+would neglect. Then the error of a whole flow stays within some 3 times `rtol`."""
 SAFETY = 1.2
 """The spectral radius is taken to be this much larger than it was found to be."""
-POWER_TOLERANCE = 0.02
+POWER_TOLERANCE = 0.01
 MAX_POWER_ITERATIONS = 50
 
 _Field = Callable[[Any, Float[Array, " n"]], Float[Array, " n"]]
@@ -65,7 +65,12 @@ class ROCK4(diffrax.AbstractAdaptiveSolver):
 
     ρ is found by the power method on differences of the vector field, from the vector
     last found, every `refresh_every` accepted steps and when a step is shorter than the
-    last one, as after a rejection. A step that needs more than `max_stages` is rejected.
+    last one, as after a rejection. A step that needs more than `max_stages` is
+    rejected.
+
+    Rounding errors are magnified by the last four stages, as w(z) ≈ 0.007 z⁴ at
+    z = -hρ. This noise holds hρ to some 3000 at rtol = 1e-4 and 300 at 1e-8; the
+    controller finds out by rejected steps.
 
     Coefficients and reference: `_rock4_coefficients.py`. Not differentiable in reverse
     mode.
@@ -211,8 +216,11 @@ def _stabilised_step(
         return g + (mu[j] * k + kappa[j] * (g - before)), g
 
     g, _ = jax.lax.fori_loop(1, stages - 4, stage, (y + mu[0] * h * f, y))
-    v = jnp.zeros((5, y.size), y.dtype).at[0].set(g - y)
-    for i in range(4):
+
+    def last_stage(i: Int[Array, ""], v: Float[Array, "5 n"]) -> Float[Array, "5 n"]:
         k = h * field(t0 + c_last[i] * h, g + a[i, :4] @ v[1:])
-        v = v.at[i + 1].set(k)
+        return v.at[i + 1].set(k)
+
+    v = jnp.zeros((5, y.size), y.dtype).at[0].set(g - y)
+    v = jax.lax.fori_loop(0, 4, last_stage, v)  # a loop, as the field compiles once
     return g + a[4, :4] @ v[1:], e @ v, b @ v
