@@ -10,4 +10,6 @@ from ._controller import (
     NO_LIMIT as NO_LIMIT,
     ResumableController as ResumableController,
 )
+from ._kvaerno5 import Kvaerno3 as Kvaerno3, Kvaerno5 as Kvaerno5
 from ._low_rank_ndf import LowRankNDF as LowRankNDF
+from ._stabilised import ROCK4 as ROCK4
