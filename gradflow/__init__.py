@@ -11,6 +11,7 @@ jax.config.update("jax_enable_x64", True)
 
 from . import solvers as solvers  # noqa: E402
 from ._certificate import Certificate as Certificate  # noqa: E402
+from ._converged import Convergence as Convergence, converged as converged  # noqa: E402
 from ._flow import Flow as Flow, FlowError as FlowError  # noqa: E402
 from ._integrate import integrate as integrate  # noqa: E402
 from ._storage import RunFileError as RunFileError  # noqa: E402

@@ -36,6 +36,8 @@ class Settings(NamedTuple):
     solver: str
     rtol: float
     atol: float
+    step: float | None = None
+    """The length of a step, of a solver that takes steps of one length."""
 
 
 class DenseOutput(eqx.Module):
@@ -85,7 +87,8 @@ class Flow(eqx.Module):
     """Whatever else was watched, by name."""
     stats: dict[str, Any]
     """The solver and its work: `solver`, `num_accepted_steps`, `num_rejected_steps`,
-    `num_evaluations` (None where the solver does not count), `compile_seconds`,
+    `num_evaluations`, `num_hessian_products` and `num_newton_failures` (None where the
+    solver does not count), `choice` (why it is this solver), `compile_seconds`,
     `run_seconds`, `reason` (why it stopped early, else empty), …"""
     result: diffrax.RESULTS
     """How the solve ended: `successful`, `event_occurred`, `max_steps_reached`,
@@ -251,6 +254,8 @@ class Flow(eqx.Module):
         stats = self.stats
         evaluations = stats["num_evaluations"]
         counted = "" if evaluations is None else f", {evaluations:,} evaluations"
+        products = stats.get("num_hessian_products")
+        counted += f", {products:,} Hessian products" if products else ""
         ended = stats["reason"] or "reached the horizon"
         return "\n".join(
             [

@@ -25,6 +25,7 @@ SMALLEST_SCALE = 1e-8
 """The least root mean square of the parameters that the default `atol` follows."""
 SMALLEST_RTOL = 1e-14
 DEFAULT_TIMES = 200
+POWER_ITERATIONS = 60
 LARGEST_DEFAULT_OBSERVABLE = 2**16
 """Numbers in an observable at one time, above which it must be asked for by name."""
 
@@ -46,6 +47,7 @@ def integrate(
     max_steps: Checked[int | None] = None,
     throw: bool = True,
     dense_memory: Checked[int] = 2**28,
+    step: Checked[float | None] = None,
 ) -> Flow:
     """Integrate the gradient flow θ̇ = -∇L(θ) from `params` at time 0 to time `t1`.
 
@@ -72,6 +74,8 @@ def integrate(
     - `throw`: whether a solve that cannot go on raises a `FlowError`, whose `flow`
         holds what was computed, or returns that flow.
     - `dense_memory`: bytes of dense output to keep for `Flow.at`.
+    - `step`: the length of a step of `rk4` and `euler`, which take steps of one length;
+        by default 1/λ_max at the start, which may well be too long later on.
 
     **Returns:**
 
@@ -79,7 +83,7 @@ def integrate(
     """
     t1 = _checks.positive_number("t1", t1)
     times = _saved_times(ts, t1)
-    solver_name, solver = solvers.resolve(solver)
+    solvers.resolve(solver)
     rtol = _checks.positive_number("rtol", rtol)
     if rtol < SMALLEST_RTOL:
         raise ValueError(
@@ -91,6 +95,8 @@ def integrate(
     if max_steps is not None:
         max_steps = _checks.whole_number("max_steps", max_steps)
     dense_memory = _checks.whole_number("dense_memory", dense_memory, least=0)
+    if step is not None:
+        step = _checks.positive_number("step", step)
     _check_loss(loss, params)
     named, functions = _chosen_observables(loss, params, observables)
     _check_event(event, params)
@@ -98,10 +104,25 @@ def integrate(
     began, compiling = time.perf_counter(), CompileClock()
     ravel = Ravel.of(params)
     y0 = ravel.ravel(params)
+    choice = solvers.resolve(solver, ravel.size)
     if atol is None:
         rms = math.sqrt(float(jnp.mean(y0**2)))
         atol = 1e-3 * rtol * max(rms, SMALLEST_SCALE)
-    equation = Equation(loss, ravel, solver, jnp.asarray(rtol), jnp.asarray(atol))
+    if choice.takes_fixed_steps:
+        step = _stable_step(loss, ravel, y0) if step is None else step
+    elif step is not None:
+        raise ValueError(
+            f"`step` must be None but for solvers with steps of one length "
+            f"({', '.join(solvers.FIXED_STEP)}), got {step:g} with {choice.name}."
+        )
+    equation = Equation(
+        loss,
+        ravel,
+        choice.solver,
+        jnp.asarray(rtol),
+        jnp.asarray(atol),
+        None if step is None else jnp.asarray(step),
+    )
     budget = solvers.NO_LIMIT if max_steps is None else max_steps
     state, steps = start(equation, y0, jnp.asarray(t1), jnp.asarray(budget))
     _refuse_bad_start(state.loss, state.dt)
@@ -125,10 +146,11 @@ def integrate(
         speed=np.asarray(snapshots.speed),
         observables=snapshots.observables,
         stats={
-            "solver": solver_name,
+            "solver": choice.name,
+            "choice": choice.reason,
             "num_accepted_steps": record.accepted,
             "num_rejected_steps": record.rejected,
-            "num_evaluations": solvers.count_evaluations(solver, record.attempted),
+            **_counts(choice.solver, state.controller_state.work, record.attempted),
             "num_certificate_evaluations": record.certificate_evaluations,
             "compile_seconds": compile_seconds,
             "run_seconds": time.perf_counter() - began - compile_seconds,
@@ -138,9 +160,9 @@ def integrate(
         result=result,
         certificate=record.certificate(snapshots),
         start=jax.tree.map(np.asarray, ravel.unravel(y0)),
-        settings=Settings(t1, solver_name, rtol, atol),
+        settings=Settings(t1, choice.name, rtol, atol, step),
         problem=loss,
-        solver=solver,
+        solver=choice.solver,
         dense=record.dense,
     )
     fine = (diffrax.RESULTS.successful, diffrax.RESULTS.event_occurred)
@@ -173,16 +195,65 @@ def _how_it_ended(
             f"it is {float(segment.state.loss):.6g})"
         )
         return diffrax.RESULTS.dt_min_reached, reason
+    if segment.result == diffrax.RESULTS.internal_error:
+        reason = (
+            f"left the finite numbers after t = {t:.10g}, where the loss was "
+            f"{float(segment.state.loss):.6g}: a shorter `step` may hold it"
+        )
+        return diffrax.RESULTS.internal_error, reason
     if segment.result != diffrax.RESULTS.max_steps_reached:
         why = diffrax.RESULTS[segment.result]
         return diffrax.RESULTS.internal_error, f"broke off at t = {t:.10g}: {why}"
     return None
 
 
+def _counts(
+    solver: diffrax.AbstractSolver, work: Any, attempted: int
+) -> dict[str, int | None]:
+    """The work of a solve, as far as it is known."""
+    if getattr(solver, "counts_work", False):
+        return {
+            # The choice of the first step size takes two.
+            "num_evaluations": int(work.evaluations) + 2,
+            "num_hessian_products": int(work.hessian_products),
+            "num_newton_failures": int(work.newton_failures),
+        }
+    return {
+        "num_evaluations": solvers.count_evaluations(solver, attempted),
+        "num_hessian_products": None,
+        "num_newton_failures": None,
+    }
+
+
+@eqx.filter_jit
+def _largest_curvature(
+    loss: Callable, ravel: Ravel, y: Float[Array, " n"]
+) -> Float[Array, ""]:
+    """|λ|_max of the Hessian, by the power method."""
+    gradient = jax.grad(lambda y: jnp.asarray(loss(ravel.unravel(y)), jnp.float64))
+
+    def iterate(_: Any, v: Float[Array, " n"]) -> Float[Array, " n"]:
+        product = jax.jvp(gradient, (y,), (v / jnp.linalg.norm(v),))[1]
+        return jnp.where(jnp.any(product != 0), product, v)
+
+    noise = jax.random.normal(jax.random.key(0), y.shape, y.dtype)
+    return jnp.linalg.norm(jax.lax.fori_loop(0, POWER_ITERATIONS, iterate, noise))
+
+
+def _stable_step(loss: Callable, ravel: Ravel, y: Float[Array, " n"]) -> float:
+    largest = float(_largest_curvature(loss, ravel, y))
+    if not (np.isfinite(largest) and largest > 0):
+        raise ValueError(
+            "`step` must be given, as the curvature at `params`, from which it would "
+            f"follow, is {largest:g}."
+        )
+    return 1 / largest
+
+
 def _integrate_again(
     loss: Callable,
     settings: Settings,
-    solver: diffrax.AbstractAdaptiveSolver | None,
+    solver: diffrax.AbstractSolver | None,
     params: PyTree,
     t0: float,
     t1: float,
@@ -194,10 +265,15 @@ def _integrate_again(
                 f"The flow was integrated by {settings.solver!r}, which goes by no "
                 "name here: give it as `Flow.load(path, solver=...)`."
             )
-        _, solver = solvers.resolve(settings.solver)
+        solver = solvers.resolve(settings.solver).solver
     ravel = Ravel.of(params)
     equation = Equation(
-        loss, ravel, solver, jnp.asarray(settings.rtol), jnp.asarray(settings.atol)
+        loss,
+        ravel,
+        solver,
+        jnp.asarray(settings.rtol),
+        jnp.asarray(settings.atol),
+        None if settings.step is None else jnp.asarray(settings.step),
     )
     # The flow does not know what time it is, so that it may start at zero again.
     span = jnp.asarray(t1 - t0)

@@ -7,6 +7,7 @@ keeps what was computed if the solver gives up. The states of the solver and of 
 size controller pass from one segment to the next.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
@@ -19,7 +20,7 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from ._certificate import NODES, EnergyAccount
 from ._ravel import Ravel
-from .solvers import ResumableController
+from .solvers import FixedStepController, ResumableController
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -39,16 +40,47 @@ BATCHED_NUMBERS = 2**16
 Batching saves overhead where states are small, and costs memory where they are not."""
 
 
-def compiled(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """`eqx.filter_jit`, scheduled for one thread.
+ONE_THREAD = 2**11
+"""Numbers in a state, up to which a solve is compiled for one thread."""
 
-    By default XLA's CPU backend schedules for concurrency and hands the many tiny
-    operations of a step from thread to thread, which costs more than it brings: a step
-    with dense output at n = 280 takes 77 µs in turn, 90 to 150 µs that way.
+
+def compiled(function: Callable[_P, _T], one_thread: bool = False) -> Callable[_P, _T]:
+    """`eqx.filter_jit`, with XLA's CPU backend set to the many tiny operations of a
+    step. As measured with jaxlib 0.10.2:
+
+    - By default it schedules for concurrency and hands them from thread to thread: a
+      step of Tsit5 with dense output at n = 280 takes 77 µs in turn, 90 to 150 µs so.
+    - Products of small matrices in double precision are slower by YNNPACK, and at this
+      size by more than one thread: a step of `ndf` takes 83 µs with both, 79 without
+      the former, 72 without either.
     """
-    scheduler = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
+    options: dict[str, Any] = {
+        "xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"
+    }
+    if one_thread:
+        options["xla_cpu_multi_thread_eigen"] = False
     jit: Any = eqx.filter_jit  # its further arguments, for jax.jit, are not in its type
-    return jit(function, compiler_options=scheduler)
+    fast = jit(function, compiler_options=options | _WITHOUT_YNNPACK)
+    plain = jit(function, compiler_options=options)
+
+    @functools.wraps(function)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        return (fast if _is_known(**_WITHOUT_YNNPACK) else plain)(*args, **kwargs)
+
+    return call
+
+
+_WITHOUT_YNNPACK = {"xla_cpu_experimental_ynn_fusion_type": ""}
+
+
+@functools.cache
+def _is_known(**options: str) -> bool:
+    """Whether this version of XLA has such options: experimental ones come and go."""
+    try:
+        jax.jit(lambda: 0, compiler_options=options)()
+    except jax.errors.JaxRuntimeError:
+        return False
+    return True
 
 
 class Equation(eqx.Module):
@@ -59,9 +91,11 @@ class Equation(eqx.Module):
 
     loss: Callable[[PyTree], Any]
     ravel: Ravel = eqx.field(static=True)
-    solver: diffrax.AbstractAdaptiveSolver
+    solver: diffrax.AbstractSolver
     rtol: Float[Array, ""]
     atol: Float[Array, ""]
+    step: Float[Array, ""] | None = None
+    """The length of every step, if they have one."""
 
     def value(self, y: Float[Array, " n"]) -> Float[Array, ""]:
         return self._loss(self.ravel.unravel(y))
@@ -89,7 +123,9 @@ class Equation(eqx.Module):
         return 2 ** (fitting.bit_length() - 1)
 
     @property
-    def controller(self) -> ResumableController:
+    def controller(self) -> ResumableController | FixedStepController:
+        if self.step is not None:
+            return FixedStepController(self.step)
         return ResumableController(rtol=self.rtol, atol=self.atol)
 
 
@@ -130,11 +166,13 @@ def start(
     takes."""
     # The same preparations that diffeqsolve makes, so that every segment, the first
     # one too, is handed states of the same structure and one compilation serves all.
-    solver, controller = equation.solver, equation.controller.wrap(jnp.array(1))
+    solver: Any = equation.solver
+    controller = equation.controller.wrap(jnp.array(1))
     terms = diffrax.ODETerm(equation.vector_field)
     t0 = jnp.zeros((), jnp.float64)
+    error_order = solver.error_order(terms) if equation.step is None else None
     tnext, controller_state = controller.init(
-        terms, t0, t1, y0, None, None, solver.func, solver.error_order(terms)
+        terms, t0, t1, y0, None, None, solver.func, error_order
     )
     controller_state = eqx.tree_at(lambda s: s.budget, controller_state, max_steps)
     tnext = jnp.minimum(tnext, t1)
@@ -146,7 +184,6 @@ def start(
     return _strongly_typed(state), steps
 
 
-@compiled
 def advance(
     equation: Equation,
     state: State,
@@ -155,6 +192,19 @@ def advance(
     event: Callable[[PyTree], Any] | None,
 ) -> Segment:
     """At most `steps` attempted steps from `state` towards t1."""
+    small = equation.ravel.size <= ONE_THREAD
+    return (_advance_small if small else _advance_large)(
+        equation, state, t1, steps, event
+    )
+
+
+def _advance(
+    equation: Equation,
+    state: State,
+    t1: Float[Array, ""],
+    steps: int,
+    event: Callable[[PyTree], Any] | None,
+) -> Segment:
     solution = _solve(equation, state, t1, steps, event)
     assert solution.ts is not None
     assert solution.ys is not None
@@ -175,6 +225,10 @@ def advance(
         stats["num_accepted_steps"],
         stats["num_rejected_steps"],
     )
+
+
+_advance_small = compiled(_advance, one_thread=True)
+_advance_large = compiled(_advance)
 
 
 def _solve(

@@ -69,7 +69,13 @@ def _run(arguments: argparse.Namespace) -> int:
         atol = arguments.atol
         if atol is not None:
             atol = _checks.positive_number("--atol", atol, zero_allowed=True)
-        solvers.resolve(arguments.solver)
+        name = solvers.resolve(arguments.solver).name
+        step = arguments.step
+        if step is not None:
+            step = _checks.positive_number("--step", step)
+            if name not in solvers.FIXED_STEP:
+                fixed = " and ".join(solvers.FIXED_STEP)
+                raise ValueError(f"`--step` must go with {fixed}, got {name}.")
         start = problem.init(arguments.seed, arguments.scale)
     except ValueError as error:
         raise _BadInput(str(error)) from error
@@ -85,6 +91,7 @@ def _run(arguments: argparse.Namespace) -> int:
             rtol=rtol,
             atol=atol,
             solver=arguments.solver,
+            step=step,
             progress=not arguments.no_progress,
         )
     except FlowError as error:
@@ -347,6 +354,13 @@ def _parser() -> _Parser:
         default="auto",
         metavar="NAME",
         help=f"one of {', '.join(solvers.names())} (default: auto)",
+    )
+    flow.add_argument(
+        "--step",
+        type=float,
+        metavar="H",
+        help=f"length of a step of {' and '.join(solvers.FIXED_STEP)} "
+        "(default: 1/λ_max at the start)",
     )
     run.add_argument(
         "--output",

@@ -23,6 +23,7 @@ MAY_IMPORT = {
     "_flow": set(),
     "_record": {"_flow", "_segments"},
     "_integrate": {"_flow", "_progress", "_record", "_segments", "solvers"},
+    "_converged": {"_flow", "_integrate"},
     "plotting": {"_flow", "problem", "populations", "chains", "models"},
     "cli": {
         "_flow",

@@ -1,20 +1,44 @@
 """From a solver's name to the solver."""
 
-from typing import Any
+import math
+import os
+from typing import Any, NamedTuple
 
 import diffrax
+import jax
 
+from ._fixed import RK4
+from ._kvaerno5 import Kvaerno3, Kvaerno5
 from ._low_rank_ndf import LowRankNDF
+from ._stabilised import ROCK4
 
 _by_name = {
-    "ndf": LowRankNDF,
+    "ndf": lambda: LowRankNDF(counts_work=True),
+    "rock4": lambda: ROCK4(counts_work=True),
     "tsit5": diffrax.Tsit5,
     "dopri5": diffrax.Dopri5,
     "dopri8": diffrax.Dopri8,
-    "kvaerno3": diffrax.Kvaerno3,
-    "kvaerno5": diffrax.Kvaerno5,
+    "kvaerno3": Kvaerno3,
+    "kvaerno5": Kvaerno5,
+    "rk4": RK4,
+    "euler": diffrax.Euler,
 }
-_auto = "tsit5"
+FIXED_STEP = ("rk4", "euler")
+"""Those that take steps of one length."""
+SHARE_OF_MEMORY = 0.5
+"""Of what is free, how much `auto` lets a solver take."""
+
+
+class Choice(NamedTuple):
+    """A solver, its name, and why it is this one."""
+
+    name: str
+    solver: diffrax.AbstractSolver
+    reason: str
+
+    @property
+    def takes_fixed_steps(self) -> bool:
+        return self.name in FIXED_STEP
 
 
 def names() -> tuple[str, ...]:
@@ -22,23 +46,29 @@ def names() -> tuple[str, ...]:
     return ("auto", *_by_name)
 
 
-def resolve(solver: Any) -> tuple[str, diffrax.AbstractAdaptiveSolver]:
-    """A name or any adaptive diffrax solver → its name and the solver."""
+def resolve(solver: Any, size: int = 1) -> Choice:
+    """A name or any adaptive diffrax solver → the solver, for states of `size` numbers.
+
+    `auto` is `ndf`, as it was the fastest at every size, tolerance and horizon that was
+    measured but the shortest (benchmarks/work_precision.py), unless its eigenvectors do
+    not fit in memory: then `rock4`, which has none.
+    """
     if isinstance(solver, str):
-        name = _auto if solver == "auto" else solver
-        if name not in _by_name:
+        if solver == "auto":
+            return _automatic(size)
+        if solver not in _by_name:
             raise ValueError(
                 f"`solver` must be one of {', '.join(names())} or a diffrax solver, "
                 f"got {solver!r}."
             )
-        return name, _by_name[name]()
+        return Choice(solver, _by_name[solver](), "asked for by name")
     if isinstance(solver, diffrax.AbstractAdaptiveSolver):
         if solver.term_structure not in (diffrax.AbstractTerm, diffrax.ODETerm):
             raise ValueError(
                 f"`solver` must take an ordinary differential equation as one term; "
                 f"{type(solver).__name__} wants {solver.term_structure}."
             )
-        return type(solver).__name__.lower(), solver
+        return Choice(type(solver).__name__.lower(), solver, "given as an object")
     if isinstance(solver, diffrax.AbstractSolver):
         raise ValueError(
             f"`solver` must estimate its own error; {type(solver).__name__} does not. "
@@ -50,17 +80,44 @@ def resolve(solver: Any) -> tuple[str, diffrax.AbstractAdaptiveSolver]:
     )
 
 
+def _automatic(size: int) -> Choice:
+    needed, free = LowRankNDF().memory(size), _free_memory()
+    takes = f"ndf takes {_readable(needed)} at n = {size:,}"
+    if needed > SHARE_OF_MEMORY * free:
+        reason = f"{takes}, of {_readable(free)} that are free: rock4 has no matrices"
+        return Choice("rock4", _by_name["rock4"](), reason)
+    reason = f"the fastest where flows turn stiff; {takes}"
+    return Choice("ndf", _by_name["ndf"](), reason)
+
+
+def _free_memory() -> int:
+    """Bytes that are free where JAX computes."""
+    stats = jax.local_devices()[0].memory_stats()
+    if stats and "bytes_limit" in stats:
+        return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+
+
+def _readable(size: int) -> str:
+    power = 0 if size < 1 else min(int(math.log10(size) / 3), 3)
+    return f"{size / 1000**power:.3g} {('B', 'kB', 'MB', 'GB')[power]}"
+
+
 def count_evaluations(solver: diffrax.AbstractSolver, num_steps: int) -> int | None:
     """How often a solve of `num_steps` attempted steps evaluated the vector field, or
     None where only the solver could tell (implicit methods iterate).
 
     Should the very first step be rejected, each further try of it takes one evaluation
     more than is counted here."""
+    if isinstance(solver, diffrax.Euler):
+        return num_steps
     if not isinstance(solver, diffrax.AbstractERK):
         return None
     tableau: Any = solver.tableau
     if not isinstance(tableau, diffrax.ButcherTableau):
         return None
+    if isinstance(solver, RK4):
+        return tableau.num_stages * num_steps
     # A method whose last stage is the next step's first evaluates it once, at the
     # start; the choice of the first step size takes two evaluations.
     per_step = tableau.num_stages - (1 if tableau.fsal else 0)

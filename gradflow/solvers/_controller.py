@@ -97,8 +97,11 @@ class ResumableController(diffrax.AbstractAdaptiveStepSizeController):
         stuck = ~keep & ~(dt > smallest)
         result = diffrax.RESULTS.where(stuck, diffrax.RESULTS.dt_min_reached, result)
         budget = controller_state.budget - 1
-        result = diffrax.RESULTS.where(
-            budget <= 0, diffrax.RESULTS.max_steps_reached, result
-        )
+        result = out_of_budget(budget, result)
         state = ResumableState(inner, dt, budget, done)
         return keep, tprev, tnext, jump, state, result
+
+
+def out_of_budget(budget: Int[Array, ""], result: diffrax.RESULTS) -> diffrax.RESULTS:
+    """The result, unless the budget of steps is spent."""
+    return diffrax.RESULTS.where(budget <= 0, diffrax.RESULTS.max_steps_reached, result)

@@ -6,20 +6,23 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Float32, Int
 
 BLOCK = 4
 """Eigenpairs are taken up, dropped and multiplied in blocks of so many."""
 STIFF, SLACK = 0.2, 0.02
-"""An eigenvalue λ matters to a step of coefficient c where cλ exceeds `STIFF`; where the
-last block lies below `SLACK`, it is dropped."""
+"""An eigenvalue λ matters to a step of coefficient c where cλ exceeds `STIFF`; a block
+below `SLACK` is dropped."""
 
 
 class Curvature(eqx.Module):
     """H ≈ Vᵀ Λ V on the `active` leading eigenpairs, in decreasing order; further rows
-    are zero, room to grow."""
+    are zero, room to grow.
 
-    V: Float[Array, "rank n"]
+    V is in single precision: it is but a preconditioner, and the largest thing that a
+    step moves through memory."""
+
+    V: Float32[Array, "rank n"]
     eigenvalues: Float[Array, " rank"]
     active: Int[Array, ""]
 
@@ -27,7 +30,7 @@ class Curvature(eqx.Module):
     def unknown(size: int, rank: int) -> "Curvature":
         rank = min(rank, size)
         return Curvature(
-            V=jnp.zeros((rank, size)),
+            V=jnp.zeros((rank, size), jnp.float32),
             eigenvalues=jnp.zeros(rank),
             active=jnp.asarray(min(2 * BLOCK, rank), jnp.int32),
         )
@@ -57,7 +60,14 @@ class Curvature(eqx.Module):
         # Where curvature is so negative that I + cH nears a singularity, the step is
         # too long to be accepted; the floor keeps all finite until it is shortened.
         top = 1 / jnp.maximum(1 + c * self.eigenvalues, 0.2) - rest
-        return lambda r: rest * r + (top * (self.V @ r)) @ self.V
+
+        def apply(r: Float[Array, " n"]) -> Float[Array, " n"]:
+            along = self.V @ r.astype(jnp.float32)
+            return rest * r + ((top.astype(jnp.float32) * along) @ self.V).astype(
+                r.dtype
+            )
+
+        return apply
 
     def fitted(self, c: Float[Array, ""]) -> "Curvature":
         """With more or fewer active pairs, as many as matter to a step."""
@@ -69,7 +79,7 @@ class Curvature(eqx.Module):
         active = jnp.clip(self.active + change, min(BLOCK, rank), rank)
         kept = jnp.arange(rank) < active
         return Curvature(
-            jnp.where(kept[:, None], self.V, 0.0),
+            jnp.where(kept[:, None], self.V, jnp.float32(0.0)),
             jnp.where(kept, self.eigenvalues, 0.0),
             active,
         )
@@ -77,51 +87,44 @@ class Curvature(eqx.Module):
     def followed(
         self,
         products: Callable[[Float[Array, "block n"]], Float[Array, "block n"]],
-        iterations: Int[Array, ""] | int,
     ) -> "Curvature":
         """The eigenpairs at another point, where `products` multiplies a block of
-        vectors by the Hessian, each iteration by one product a pair.
+        vectors by the Hessian, by one product a pair.
 
         Nyström's approximation from the old eigenvectors, Wᵀ(VWᵀ)⁻¹W with W = VH, is
         as good as a Rayleigh–Ritz step after one more product. A shift makes it
         positive definite where it is not.
         """
-        rank, n = self.V.shape
+        rank = self.V.shape[0]
         active = jnp.arange(rank) < self.active
+        V = self.V.astype(self.eigenvalues.dtype)
+        empty = active & (jnp.einsum("ij,ij->i", V, V) < 0.5)
+        V = jax.lax.cond(jnp.any(empty), _filled, lambda V, _: V, V, empty)
+
+        def multiply_block(i: Any, W: Any) -> Any:
+            at = jnp.minimum(i * BLOCK, max(rank - BLOCK, 0))
+            rows = jax.lax.dynamic_slice_in_dim(V, at, min(BLOCK, rank))
+            return jax.lax.dynamic_update_slice_in_dim(W, products(rows), at, 0)
+
         blocks = -(-self.active // BLOCK)
-
-        def multiply(V: Float[Array, "rank n"]) -> Float[Array, "rank n"]:
-            def one(i: Any, W: Any) -> Any:
-                at = jnp.minimum(i * BLOCK, max(rank - BLOCK, 0))
-                rows = jax.lax.dynamic_slice_in_dim(V, at, min(BLOCK, rank))
-                return jax.lax.dynamic_update_slice_in_dim(W, products(rows), at, 0)
-
-            return jax.lax.fori_loop(0, blocks, one, jnp.zeros_like(V))
-
-        def iterate(_: Any, found: "Curvature") -> "Curvature":
-            V = found.V
-            empty = active & (jnp.einsum("ij,ij->i", V, V) < 0.5)
-            V = jax.lax.cond(jnp.any(empty), _filled, lambda V, _: V, V, empty)
-            W = multiply(V)
-            S = V @ W.T
-            s, Q = jnp.linalg.eigh(0.5 * (S + S.T), symmetrize_input=False)
-            scale = jnp.max(jnp.abs(s))
-            shift = 2 * jnp.maximum(-jnp.min(s), 0.0) + 1e-15 * scale
-            s = s + shift
-            # B Bᵀ has the eigenvalues of Nyström's approximation BᵀB.
-            root = jnp.where(s > 1e-14 * scale, 1 / jnp.sqrt(jnp.abs(s) + 1e-300), 0.0)
-            B = (root[:, None] * Q.T) @ (W + shift * V)
-            squares, U = jnp.linalg.eigh(B @ B.T, symmetrize_input=False)
-            squares, U = squares[::-1], U[:, ::-1]
-            sound = active & (squares > 1e-12 * squares[0])
-            inverse = jnp.where(sound, 1 / jnp.sqrt(jnp.abs(squares) + 1e-300), 0.0)
-            return Curvature(
-                (inverse[:, None] * U.T) @ B,
-                jnp.where(sound, squares - shift, 0.0),
-                found.active,
-            )
-
-        return jax.lax.fori_loop(0, iterations, iterate, self)
+        W = jax.lax.fori_loop(0, blocks, multiply_block, jnp.zeros_like(V))
+        S = V @ W.T
+        s, Q = jnp.linalg.eigh(0.5 * (S + S.T), symmetrize_input=False)
+        scale = jnp.max(jnp.abs(s))
+        shift = 2 * jnp.maximum(-jnp.min(s), 0.0) + 1e-15 * scale
+        s = s + shift
+        # B Bᵀ has the eigenvalues of Nyström's approximation BᵀB.
+        root = jnp.where(s > 1e-14 * scale, 1 / jnp.sqrt(jnp.abs(s) + 1e-300), 0.0)
+        B = (root[:, None] * Q.T) @ (W + shift * V)
+        squares, U = jnp.linalg.eigh(B @ B.T, symmetrize_input=False)
+        squares, U = squares[::-1], U[:, ::-1]
+        sound = active & (squares > 1e-12 * squares[0])
+        inverse = jnp.where(sound, 1 / jnp.sqrt(jnp.abs(squares) + 1e-300), 0.0)
+        return Curvature(
+            ((inverse[:, None] * U.T) @ B).astype(jnp.float32),
+            jnp.where(sound, squares - shift, 0.0),
+            self.active,
+        )
 
 
 def _filled(

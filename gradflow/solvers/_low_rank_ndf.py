@@ -20,22 +20,21 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int
 
 from ._curvature import Curvature
+from ._flat import flat_field
 from ._work import CountedError, Verdict, work
 
 MAX_ORDER = 5
 ROWS = MAX_ORDER + 2
-"""Backward differences that are kept: one more tells what the next order would bring."""
-MAX_NEWTON = 4
+"""Backward differences that are kept: one more tells of the next order."""
+MAX_NEWTON = 6
 NEWTON_TOLERANCE = 0.03
 """Of the error allowed in a step, how much Newton's method may leave."""
-STRICTNESS = 0.02
+STRICTNESS = 0.01
 """Errors of a multistep method add up over many steps, so that a step is held to this
 fraction of the tolerances: then the error of a whole flow stays near them."""
-SLOW = 0.2
+SLOW = 0.5
 """A contraction of Newton's method that is worth new eigenpairs."""
 GOING, DONE, FAILED = 1.0, 0.0, -1.0
-RESCUE_ITERATIONS = 2
-"""Of the subspace, where Newton's method failed."""
 MAX_CONJUGATE_GRADIENTS, LINEAR_TOLERANCE = 25, 0.02
 
 # Coefficients by order: Shampine & Reichelt, "The MATLAB ODE suite", table 1.
@@ -85,8 +84,8 @@ class _StepTolerances(eqx.Module):
 
 class NDFState(eqx.Module):
     history: Float[Array, "rows_and_correction n"]
-    """Backward differences ∇⁰y … ∇⁶y as the last step predicted them, for steps of
-    length `h`, and the correction that it made."""
+    """Backward differences ∇⁰y … ∇⁶y before the last step, for steps of length `h`, and
+    what it added to what they predict."""
     corrected_order: Int[Array, ""]
     """The order of the last step; zero before the first."""
     order: Int[Array, ""]
@@ -134,6 +133,12 @@ class LowRankNDF(diffrax.AbstractImplicitSolver, diffrax.AbstractAdaptiveSolver)
     term_structure: ClassVar = diffrax.AbstractTerm
     interpolation_cls: ClassVar = NDFInterpolation
 
+    def memory(self, size: int) -> int:
+        """Bytes that a solve of so many numbers takes, but for its dense output: the
+        old and the new state, and what a step works on."""
+        state = ROWS + 1 + min(self.rank, size)
+        return 8 * size * (3 * state + 2 * ROWS + 20)
+
     def order(self, terms: diffrax.AbstractTerm) -> int:
         return MAX_ORDER
 
@@ -147,7 +152,7 @@ class LowRankNDF(diffrax.AbstractImplicitSolver, diffrax.AbstractAdaptiveSolver)
     def init(
         self, terms: diffrax.AbstractTerm, t0: Any, t1: Any, y0: Any, args: Any
     ) -> NDFState:
-        y, field = _flat_field(terms, t0, t1, y0, args)
+        y, at = flat_field(terms, t0, t1, y0, args)
         h, zero = jnp.asarray(t1 - t0), jnp.zeros((), jnp.int32)
         unused = NDFState(
             history=jnp.zeros((ROWS + 1, y.size), y.dtype),
@@ -160,7 +165,7 @@ class LowRankNDF(diffrax.AbstractImplicitSolver, diffrax.AbstractAdaptiveSolver)
             age=zero,
             rate=jnp.ones(()),
         )
-        return self.restarted(unused, y, h * field(y), h)
+        return self.restarted(unused, y, h * at(t0, y), h)
 
     def restarted(
         self,
@@ -194,7 +199,8 @@ class LowRankNDF(diffrax.AbstractImplicitSolver, diffrax.AbstractAdaptiveSolver)
         made_jump: Any,
     ) -> tuple[Any, Any, dict[str, Any], NDFState, diffrax.RESULTS]:
         _, unravel = ravel_pytree(y0)
-        y_start, field = _flat_field(terms, t0, t1, y0, args)
+        y_start, at = flat_field(terms, t0, t1, y0, args)
+        field = functools.partial(at, t1)
         state, k = solver_state, solver_state.order
         h = t1 - t0
         excess = h / state.h - 1
@@ -202,16 +208,15 @@ class LowRankNDF(diffrax.AbstractImplicitSolver, diffrax.AbstractAdaptiveSolver)
         steps_at_h = jnp.where(jnp.abs(excess) > 1e-6, 0, state.steps_at_h)
         coefficients = _transition(state.corrected_order, k, excess)
         rows = coefficients @ state.history
-        differences, predicted, psi = rows[:ROWS], rows[ROWS], rows[ROWS + 1]
+        differences, predicted, psi = rows[:ROWS], rows[ROWS + 1], rows[ROWS + 2]
         c = h / jnp.asarray(_ALPHA)[k]
         rtol, atol = self.root_finder.rtol, self.root_finder.atol
         tolerance = atol + rtol * jnp.abs(y_start)
         weights = 1 / (STRICTNESS * tolerance)
 
         steady = steps_at_h > 0
-        due = (
-            (state.age >= self.refresh_every)
-            | (steady & (state.rate > SLOW) & (state.rate < 1))
+        due = (state.age >= self.refresh_every) | (
+            steady & (state.rate > SLOW) & (state.rate < 1)
         )
         equation = _Implicit(field, predicted, psi, c, weights)
         newton, curvature, renewed = _solve_implicit(
@@ -223,7 +228,8 @@ class LowRankNDF(diffrax.AbstractImplicitSolver, diffrax.AbstractAdaptiveSolver)
             error, k, newton.converged, steps_at_h + 1
         )
         new_state = NDFState(
-            history=jnp.concatenate([differences, d[None]]),
+            # Cheaper than to concatenate them.
+            history=jnp.where(_is_correction(), d[None], rows[: ROWS + 1]),
             corrected_order=k,
             order=next_order,
             h=jnp.asarray(h),
@@ -252,22 +258,6 @@ class LowRankNDF(diffrax.AbstractImplicitSolver, diffrax.AbstractAdaptiveSolver)
         return unravel(y), outcome, dense, new_state, diffrax.RESULTS.successful
 
 
-def _flat_field(
-    terms: diffrax.AbstractTerm, t0: Any, t1: Any, y0: Any, args: Any
-) -> tuple[Float[Array, " n"], Any]:
-    """The state as one vector, and the vector field at t1 on such vectors."""
-    y, unravel = ravel_pytree(y0)
-    h = t1 - t0
-    control = terms.contr(t0, t1)
-    # Per unit of time, whatever the direction of time is.
-    unit = jax.tree.map(lambda x: x / jnp.where(h == 0, 1.0, h), control)
-
-    def field(y: Float[Array, " n"]) -> Float[Array, " n"]:
-        return ravel_pytree(terms.vf_prod(t1, unravel(y), args, unit))[0]
-
-    return y, field
-
-
 def _hessian(
     field: Callable, y: Float[Array, " n"]
 ) -> Callable[[Float[Array, "block n"]], Float[Array, "block n"]]:
@@ -277,7 +267,7 @@ def _hessian(
 
 
 class _Implicit(eqx.Module):
-    """The equation d = c f(predicted + d) - ψ, and how accurately it is to be solved."""
+    """The equation d = c f(predicted + d) - ψ, and how accurately to solve it."""
 
     field: Callable = eqx.field(static=True)
     predicted: Float[Array, " n"]
@@ -325,9 +315,8 @@ def _solve_implicit(
     def follow(carry: tuple[_Newton, Curvature, Bool[Array, ""]]) -> tuple:
         newton, curvature, _ = carry
         fitted = curvature.fitted(equation.c)
-        iterations = jnp.where(newton.converged, 1, RESCUE_ITERATIONS)
         hessian = _hessian(equation.field, equation.predicted)
-        followed = fitted.followed(hessian, iterations)
+        followed = fitted.followed(hessian)
         inverse = followed.inverse(equation.c)
 
         def again(carry: tuple[_Newton, Int[Array, ""]]) -> tuple:
@@ -351,7 +340,7 @@ def _solve_implicit(
             )
             return total, round_ + 1
 
-        used = (iterations * fitted.active).astype(jnp.float64)
+        used = fitted.active.astype(jnp.float64)
         first = eqx.tree_at(lambda n: n.products, newton, used)
         last, _ = jax.lax.while_loop(
             lambda carry: ~carry[0].converged & (carry[1] < 2), again, (first, zero)
@@ -410,9 +399,9 @@ def _conjugate_gradients(
     accurately; where it is not, the iteration stops with what it has."""
 
     def proceed(carry: tuple) -> Bool[Array, ""]:
-        _, r, _, rz, iteration = carry
-        return (
-            (rz > LINEAR_TOLERANCE**2 * start) & (iteration < MAX_CONJUGATE_GRADIENTS)
+        _, _, _, rz, iteration = carry
+        return (rz > LINEAR_TOLERANCE**2 * start) & (
+            iteration < MAX_CONJUGATE_GRADIENTS
         )
 
     def iterate(carry: tuple) -> tuple:
@@ -439,11 +428,11 @@ def _conjugate_gradients(
 def _transitions() -> np.ndarray:
     """Matrices C[p] for each pair of orders, such that Σ_p excessᵖ C[p] takes the
     history to the next step: the differences ∇⁰ … ∇⁶, corrected at the last step's
-    order and rescaled to a step 1 + excess as long; the prediction Σ_j ∇ʲ; and
-    ψ = Σ_j γ_j ∇ʲ / α."""
+    order and rescaled to a step 1 + excess as long; a row of zeros, where the next
+    correction will be; the prediction Σ_j ∇ʲ; and ψ = Σ_j γ_j ∇ʲ / α."""
     n = MAX_ORDER + 1
     change = _step_change()
-    table = np.zeros((n, n, n, ROWS + 2, ROWS + 1))
+    table = np.zeros((n, n, n, ROWS + 3, ROWS + 1))
     for corrected in range(n):
         correction = _correction(corrected)
         for order in range(1, n):
@@ -457,11 +446,16 @@ def _transitions() -> np.ndarray:
                 table[corrected, order, power] = np.vstack(
                     [
                         differences,
+                        np.zeros(ROWS + 1),
                         used.sum(axis=0),
                         _GAMMA[: order + 1] @ used / _ALPHA[order],
                     ]
                 )
     return table
+
+
+def _is_correction() -> Bool[Array, "rows_and_correction 1"]:
+    return jnp.arange(ROWS + 1)[:, None] == ROWS
 
 
 def _correction(order: int) -> np.ndarray:
@@ -507,7 +501,10 @@ def _step_change() -> np.ndarray:
     return np.array(
         [
             [
-                [float(sum(R[i][m][p] * U[m][j][0] for m in range(n))) for i in range(n)]
+                [
+                    float(sum(R[i][m][p] * U[m][j][0] for m in range(n)))
+                    for i in range(n)
+                ]
                 for j in range(n)
             ]
             for p in range(n)
@@ -518,7 +515,9 @@ def _step_change() -> np.ndarray:
 def _transition(
     corrected: Int[Array, ""], order: Int[Array, ""], excess: Float[Array, ""]
 ) -> Float[Array, "rows columns"]:
-    powers = jnp.stack([jnp.ones_like(excess)] + [excess**p for p in range(1, MAX_ORDER + 1)])
+    powers = jnp.stack(
+        [jnp.ones_like(excess)] + [excess**p for p in range(1, MAX_ORDER + 1)]
+    )
     return jnp.tensordot(powers, jnp.asarray(_transitions())[corrected, order], 1)
 
 
@@ -530,8 +529,8 @@ def _sizes(
 ) -> Float[Array, "3"]:
     """Error estimates of the order below, this order and the order above."""
     around = jax.lax.dynamic_slice_in_dim(differences, order, 2)
-    vectors = jnp.stack([around[0] + d, d, d - around[1]]) * weights[None]
-    sizes = jnp.sqrt(jnp.einsum("ij,ij->i", vectors, vectors) / d.size)
+    scaled = [x * weights for x in (around[0] + d, d, d - around[1])]
+    sizes = jnp.sqrt(jnp.stack([x @ x for x in scaled]) / d.size)
     return jax.lax.dynamic_slice_in_dim(jnp.asarray(_ERROR), order - 1, 3) * sizes
 
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int
 
+from ._flat import Field, flat_field
 from ._rock4_coefficients import FEWEST_STAGES, Family, family
 from ._work import CountedError, work
 
@@ -20,8 +21,6 @@ SAFETY = 1.2
 """The spectral radius is taken to be this much larger than it was found to be."""
 POWER_TOLERANCE = 0.01
 MAX_POWER_ITERATIONS = 50
-
-_Field = Callable[[Any, Float[Array, " n"]], Float[Array, " n"]]
 
 
 class _State(eqx.Module):
@@ -119,7 +118,7 @@ class ROCK4(diffrax.AbstractAdaptiveSolver):
         made_jump: Any,
     ) -> tuple[Any, Any, dict[str, Any], _State, diffrax.RESULTS]:
         _, unravel = ravel_pytree(y0)
-        y, field = _flat_field(terms, t0, t1, y0, args)
+        y, field = flat_field(terms, t0, t1, y0, args)
         h, f = jnp.asarray(t1 - t0), field(t0, y)
 
         # diffrax drops the state of a rejected step, but it tries a shorter one next.
@@ -144,21 +143,6 @@ class ROCK4(diffrax.AbstractAdaptiveSolver):
         age = jnp.where(due, 0, solver_state.age) + 1
         state = _State(eigenvector, radius, age, h)
         return y1, error, {"y0": y0, "q": q}, state, diffrax.RESULTS.successful
-
-
-def _flat_field(
-    terms: diffrax.AbstractTerm, t0: Any, t1: Any, y0: Any, args: Any
-) -> tuple[Float[Array, " n"], _Field]:
-    """The state as one vector, and the vector field on such vectors."""
-    y, unravel = ravel_pytree(y0)
-    h = t1 - t0
-    # Per unit of time, whatever the direction of time is.
-    unit = jax.tree.map(lambda x: x / jnp.where(h == 0, 1.0, h), terms.contr(t0, t1))
-
-    def field(t: Any, y: Float[Array, " n"]) -> Float[Array, " n"]:
-        return ravel_pytree(terms.vf_prod(t, unravel(y), args, unit))[0]
-
-    return y, field
 
 
 def _spectral_radius(
@@ -196,7 +180,7 @@ def _spectral_radius(
 def _stabilised_step(
     methods: Family,
     index: Int[Array, ""],
-    field: _Field,
+    field: Field,
     t0: Any,
     h: Float[Array, ""],
     y: Float[Array, " n"],
