@@ -125,6 +125,7 @@ class HostSolver(Contestant):
 def scipy_ivp(method: Any, flow: Flow, functions: HostFunctions, dense: bool) -> Solve:
     """`solve_ivp` with one of its methods, or one of the same interface."""
     ts = flow.ts
+    solve_ivp: Any = integrate.solve_ivp
     jacobian = {"jac": functions.jacobian} if dense else {}
 
     class Counting(method):
@@ -136,7 +137,7 @@ def scipy_ivp(method: Any, flow: Flow, functions: HostFunctions, dense: bool) ->
 
     def run(y0: np.ndarray, rtol: float) -> tuple[np.ndarray, Work]:
         Counting.steps = 0
-        solution: Any = integrate.solve_ivp(
+        solution = solve_ivp(
             functions.field,
             (0.0, ts[-1]),
             y0,

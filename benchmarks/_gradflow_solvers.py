@@ -113,7 +113,7 @@ def _diffeqsolve(
     )
 
 
-_solve = compiled(_diffeqsolve)
+_solve: Any = compiled(_diffeqsolve)
 
 
 @dataclasses.dataclass
@@ -126,19 +126,18 @@ class CompiledSolver(Contestant):
 
     def __post_init__(self) -> None:
         self.field = self.flow.field
-        self.ts = jnp.asarray(self.flow.ts)
         self.tally = Tally()
         began = time.perf_counter()
         # A function of its own: `auto` is one of the others, and what is compiled
         # already would take no time.
-        fresh: Any = compiled(lambda *arguments: _diffeqsolve(*arguments))
+        solve: Any = _diffeqsolve
+        fresh: Any = compiled(lambda *arguments: solve(*arguments))
         arguments = self._arguments(self.flow.start(0), self.settings[0])
         self.executable = fresh.lower(self.field, self.solver, *arguments).compile()
         self.compile_seconds = time.perf_counter() - began
 
     def _arguments(self, y0: np.ndarray, setting: float) -> tuple[Array, ...]:
-        numbers = (setting, self.stiffness)
-        return (jnp.asarray(y0), self.ts, *map(jnp.asarray, numbers))
+        return tuple(map(jnp.asarray, (y0, self.flow.ts, setting, self.stiffness)))
 
     def solve(self, y0: np.ndarray, setting: float) -> np.ndarray:
         arguments = self._arguments(y0, setting)

@@ -124,9 +124,11 @@ def zipf(name: str, d: int, width: int, t1: float) -> Flow:
 
 def from_matrix(path: Path, t1: float, width: int = 10) -> Flow:
     """The chain of a user's transition matrix: `.npy`, or text with a row on a line."""
-    read = np.load if path.suffix == ".npy" else np.loadtxt
-    delimiter = {"delimiter": ","} if path.suffix == ".csv" else {}
-    chain = gradflow.MarkovChain(read(path, **delimiter))
+    if path.suffix == ".npy":
+        matrix = np.load(path)
+    else:
+        matrix = np.loadtxt(path, delimiter="," if path.suffix == ".csv" else None)
+    chain = gradflow.MarkovChain(matrix)
     return transformer("matrix", f"chain of {path.name}", chain, width, t1)
 
 

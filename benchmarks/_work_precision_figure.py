@@ -4,9 +4,35 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-# Okabe and Ito's colours, which stay apart for colour-blind readers; no yellow.
-COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-MARKERS = "osD^vPX<>*hd8p"
+INK, RED, BLUE, GREEN, PURPLE, ORANGE, SKY, GREY = (
+    # Okabe and Ito's colours, which stay apart for colour-blind readers.
+    *("#000000", "#D55E00", "#0072B2", "#009E73"),
+    *("#CC79A7", "#E69F00", "#56B4E9", "#8C8C8C"),
+)
+STYLES = {
+    "auto": (INK, "o"),
+    "integrate(auto)": (INK, "*"),
+    "ndf": (RED, "s"),
+    "rkc": (GREEN, "D"),
+    "kvaerno5": (BLUE, "^"),
+    "kvaerno3": (SKY, "v"),
+    "tsit5": (PURPLE, "p"),
+    "dopri5": (ORANGE, "h"),
+    "dopri8": (ORANGE, "8"),
+    "rk4": (GREY, "P"),
+    "euler": (GREY, "X"),
+    "LSODA": (BLUE, "o"),
+    "BDF": (SKY, "s"),
+    "Radau": (GREEN, "^"),
+    "DOP853": (PURPLE, "p"),
+    "CVODE dense": (RED, "v"),
+    "CVODE GMRES": (ORANGE, "D"),
+    "SSV2stab": (INK, "d"),
+    "fixed RK4": (GREY, "P"),
+    "fixed Euler": (GREY, "X"),
+}
+"""A solver looks the same in every figure. No two of gradflow's, nor two of the others,
+share both colour and marker; between them, filled and open markers tell."""
 
 
 def draw(rows: Sequence[Mapping[str, Any]], title: str, stem: Path) -> None:
@@ -18,20 +44,22 @@ def draw(rows: Sequence[Mapping[str, Any]], title: str, stem: Path) -> None:
     import matplotlib.pyplot as plt
 
     solvers = list(dict.fromkeys(row["solver"] for row in rows))
-    solvers.sort(key=lambda name: not _ours(rows, name))
     fig, ax = plt.subplots(figsize=(7.5, 4.8), layout="constrained")
-    for i, name in enumerate(solvers):
+    for name in solvers:
         points = [row for row in rows if row["solver"] == name]
-        ours = _ours(rows, name)
+        ours = points[0]["ours"]
+        colour, marker = STYLES.get(name, (GREY, "."))
         ax.loglog(
             [row["error"] for row in points],
             [row["seconds"] for row in points],
-            color=COLOURS[i % len(COLOURS)],
-            marker=MARKERS[i % len(MARKERS)],
+            color=colour,
+            marker=marker,
             linestyle="-" if ours else (0, (4, 1.5)),
             linewidth=2.2 if ours else 1.0,
-            markersize=6.5 if ours else 5,
-            markerfacecolor=None if ours else "white",
+            markersize=(9 if marker == "*" else 6.5) if ours else 5,
+            markerfacecolor=colour if ours else "white",
+            markeredgecolor="white" if ours else colour,
+            markeredgewidth=0.6 if ours else 1.0,
             zorder=3 if ours else 2,
             label=name,
         )
@@ -42,12 +70,25 @@ def draw(rows: Sequence[Mapping[str, Any]], title: str, stem: Path) -> None:
         ylabel="time of a solve [s]",
     )
     ax.grid(which="major", color="0.88", linewidth=0.6)
-    fig.legend(loc="outside right upper", frameon=False)
+    handles, labels = ax.get_legend_handles_labels()
+    ours = {row["solver"] for row in rows if row["ours"]}
+    for heading, place, mine in (
+        ("gradflow", "upper", True),
+        ("others", "lower", False),
+    ):
+        chosen = [
+            (h, x) for h, x in zip(handles, labels, strict=True) if (x in ours) is mine
+        ]
+        if chosen:
+            fig.legend(
+                *zip(*chosen, strict=True),
+                title=heading,
+                loc=f"outside right {place}",
+                frameon=False,
+                fontsize="small",
+                alignment="left",
+            )
     stem.parent.mkdir(parents=True, exist_ok=True)
     for suffix in (".png", ".pdf"):
         fig.savefig(stem.with_suffix(suffix), dpi=200)
     plt.close(fig)
-
-
-def _ours(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
-    return next(row["ours"] for row in rows if row["solver"] == name)

@@ -4,10 +4,11 @@ Every solver is run at a sequence of tolerances (rtol, and atol = 1e-3·rtol) or
 its step is fixed, of steps α/λ_max, until its error is below the least that is asked
 for. The error is the largest difference to the reference solution of any entry at any
 of 200 logarithmically spaced times; the reference is one on which two methods of
-different kinds agree. A first run, untimed, counts the work; then all runs of all solvers take
-turns, and each one's least time counts. Solvers from elsewhere call compiled functions
-on the host (`_external_solvers.py` says what was done for them); gradflow's run in one
-compiled `diffeqsolve`, and as `integrate(auto)` in the whole of `gradflow.integrate`.
+different kinds agree. A first run, untimed, counts the work; then all runs of all
+solvers take turns, and each one's least time counts. Solvers from elsewhere call
+compiled functions on the host (`_external_solvers.py` says what was done for them);
+gradflow's run in one compiled `diffeqsolve`, and as `integrate(auto)` in the whole of
+`gradflow.integrate`.
 """
 
 import argparse
@@ -33,8 +34,7 @@ from _truth import Truth, truth
 from _work_precision_figure import draw
 
 ERRORS = (1e-4, 1e-6, 1e-8)
-BASELINE = "auto"
-PACKAGES = ("gradflow", "jax", "jaxlib", "diffrax", "numpy", "scipy")
+PACKAGES: tuple[str, ...] = ("gradflow", "jax", "jaxlib", "diffrax", "numpy", "scipy")
 EXTRAS = ("scikit-sundae", "extensisq")
 QUICK_SOLVERS = (
     "auto",
@@ -262,7 +262,7 @@ def report(
 ) -> None:
     names = {row.solver for row in rows}
     print(f"\n{runs(rows)}\n")
-    baseline = BASELINE if BASELINE in names else rows[0].solver
+    baseline = options.baseline if options.baseline in names else rows[0].solver
     print(comparison(rows, options.errors, baseline))
     if notes:
         print("\nNot measured, or not to the end:")
@@ -305,7 +305,8 @@ def main(arguments: list[str] | None = None) -> None:
     add("--repeats", type=int, default=5)
     add("--t1", type=float, help="another horizon")
     add("--matrix", type=Path, help="a transition matrix, for the problem `matrix`")
-    add("--budget", type=float, default=60.0, help="seconds of a single run")
+    add("--baseline", default="auto", help="what ratios are taken to")
+    add("--budget", type=float, default=20.0, help="seconds of a single run")
     add("--out", type=Path, default=Path("out/benchmarks"))
     add("--quick", action="store_true", help="a few solvers, t = 100, one repeat")
     options = parser.parse_args(arguments)
