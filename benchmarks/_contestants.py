@@ -17,6 +17,10 @@ class GaveUp(Exception):
     """A solver did not deliver; the message says why."""
 
 
+def over(budget: float) -> GaveUp:
+    return GaveUp(f"over the budget of {budget:g} s")
+
+
 @dataclass(frozen=True)
 class Work:
     """What a solve took; None where the solver does not tell."""
@@ -44,7 +48,7 @@ class Deadline:
 
     def check(self) -> None:
         if time.perf_counter() > self.at:
-            raise GaveUp(f"over the budget of {self.budget:g} s")
+            raise over(self.budget)
 
 
 @dataclass

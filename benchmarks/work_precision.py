@@ -15,6 +15,8 @@ import argparse
 import itertools
 import json
 import os
+import sys
+import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,9 +29,9 @@ import _gradflow_solvers
 import _problems
 import jax
 import numpy as np
-from _contestants import Absent, Contestant, GaveUp, Work, each
+from _contestants import Absent, Contestant, GaveUp, Work, each, over
 from _problems import Flow
-from _timing import duration, footer, interleaved, stopwatch, table
+from _timing import duration, footer, interleaved, table
 from _truth import Truth, truth
 from _work_precision_figure import draw
 
@@ -72,38 +74,53 @@ class Note:
 
 
 class Entry:
-    """A solver at one setting: its error is kept, its states are not."""
+    """A solver at one setting from one start: what is timed."""
 
-    def __init__(self, solver: Contestant, setting: float, work: Work):
+    def __init__(
+        self,
+        solver: Contestant,
+        setting: float,
+        work: Work,
+        y0: np.ndarray,
+        known: Truth,
+    ):
         self.solver, self.setting, self.work = solver, setting, work
-        self.error = float("nan")
-
-    def begin(self, y0: np.ndarray, known: Truth) -> None:
-        self.y0 = y0
-        self.error = known.error(self.solver.solve(y0, self.setting))
+        self.y0, self.known = y0, known
+        self.error, self.reason = np.inf, ""
 
     def __call__(self) -> list[float]:
-        return [stopwatch(lambda: self.solver.solve(self.y0, self.setting))]
+        """The seconds of a run, infinite if the solver gave up."""
+        began = time.perf_counter()
+        try:
+            ys = self.solver.solve(self.y0, self.setting)
+        except GaveUp as reason:
+            self.reason = str(reason)
+            return [np.inf]
+        seconds = time.perf_counter() - began
+        self.error = self.known.error(ys)
+        return [seconds]
 
 
 def sweep(
     solver: Contestant, y0: np.ndarray, known: Truth, least: float, budget: float
-) -> tuple[list[Entry], str | None]:
+) -> tuple[list[Entry], str]:
     """Runs from loose to tight until the error is below `least`; and what ended them
-    before that."""
+    before that, if anything."""
     entries = []
     for setting in solver.settings:
+        label = solver.label(setting)
         try:
-            entry = Entry(solver, setting, solver.rehearse(y0, setting, budget))
-            entry.begin(y0, known)
+            work = solver.rehearse(y0, setting, budget)
+            entry = Entry(solver, setting, work, y0, known)
+            # Not every rehearsal can be ended in time.
+            if entry()[0] > budget:
+                raise GaveUp(entry.reason) if entry.reason else over(budget)
         except GaveUp as reason:
-            return entries, f"at {solver.label(setting)}: {reason}"
+            return entries, f"at {label}: {reason}"
         entries.append(entry)
-        print(
-            f"  {solver.name}, {solver.label(setting)}: {entry.error:.1e}", flush=True
-        )
+        print(f"  {solver.name}, {label}: {entry.error:.1e}", file=sys.stderr)
         if entry.error <= least:
-            return entries, None
+            return entries, ""
     return entries, f"never reached an error of {least:g}"
 
 
@@ -136,24 +153,22 @@ def measure(
             notes.append(Note(flow.name, solver.name, ended))
     rows = []
     for seed, (y0, known) in enumerate(zip(starts, truths, strict=True)):
-        kept = []
-        for entry in entries:
-            try:
-                entry.begin(y0, known)
-                kept.append(entry)
-            except GaveUp as reason:
+        again = {
+            str(i): Entry(entry.solver, entry.setting, entry.work, y0, known)
+            for i, entry in enumerate(entries)
+        }
+        seconds = interleaved(again, options.repeats)
+        for i, entry in again.items():
+            if entry.reason:
                 where = f"seed {seed}, {entry.solver.label(entry.setting)}"
-                notes.append(Note(flow.name, entry.solver.name, f"{where}: {reason}"))
-        contestants = {str(i): entry for i, entry in enumerate(kept)}
-        seconds = interleaved(contestants, options.repeats)
-        rows += [
-            _row(flow, seed, entry, known, float(seconds[str(i)].min()))
-            for i, entry in enumerate(kept)
-        ]
+                reason = f"{where}: {entry.reason}"
+                notes.append(Note(flow.name, entry.solver.name, reason))
+            else:
+                rows.append(_row(flow, seed, entry, float(seconds[i].min())))
     return rows, notes, truths
 
 
-def _row(flow: Flow, seed: int, entry: Entry, known: Truth, seconds: float) -> Row:
+def _row(flow: Flow, seed: int, entry: Entry, seconds: float) -> Row:
     solver = entry.solver
     return Row(
         flow.name,
@@ -163,7 +178,7 @@ def _row(flow: Flow, seed: int, entry: Entry, known: Truth, seconds: float) -> R
         solver.label(entry.setting),
         seconds,
         entry.error,
-        entry.error / known.scale,
+        entry.error / entry.known.scale,
         solver.compile_seconds,
         entry.work,
     )
