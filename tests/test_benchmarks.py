@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).parent.parent / "benchmarks" / "work_precision.py"
-SOLVERS = ("auto", "LSODA", "CVODE dense", "SSV2stab", "fixed RK4")
+SOLVERS = ("auto", "LSODA", "CVODE dense", "fixed RK4")
 LEAST_ERROR = 1e-6
 
 
@@ -53,7 +53,7 @@ def test_errors_fall_with_the_tolerance_and_reach_what_is_asked_for(
         assert errors[-1] <= LEAST_ERROR < errors[0]
     tolerant = [r for r in written["rows"] if r["setting"].startswith("rtol")]
     for row in tolerant:
-        assert row["error"] <= 300 * float(row["setting"].removeprefix("rtol "))
+        assert row["error"] <= 100 * float(row["setting"].removeprefix("rtol "))
     assert {"auto", "fixed RK4"}.isdisjoint(gave_up)
 
 
