@@ -108,7 +108,7 @@ def _diffeqsolve(
         ts[-1],
         None if adaptive else setting / stiffness,
         y0,
-        saveat=diffrax.SaveAt(ts=ts),
+        saveat=diffrax.SaveAt(ts=ts, controller_state=event is not None),
         stepsize_controller=controller,
         event=event,
         max_steps=None,
@@ -147,35 +147,42 @@ class CompiledSolver(Contestant):
         return _states(self.executable(self.field, self.solver, *arguments))
 
     def rehearse(self, y0: np.ndarray, setting: float, budget: float) -> Work:
-        tally, (field, executable) = self.tally, self._rehearsal
+        tally, (field, solver, executable) = self.tally, self._rehearsal
         tally.reset()
         tally.deadline.set(SLOWER_BY_COUNTING * budget)
         arguments = self._arguments(y0, setting)
-        solution = executable(field, self.solver, *arguments, self._event)
+        solution = executable(field, solver, *arguments, self._event)
         if solution.result == diffrax.RESULTS.event_occurred:
             raise over(budget)
         _states(solution)
-        return counts(self.solver, solution, tally, y0.size)
+        return counts(solver, solution, tally, y0.size)
 
     @cached_property
-    def _rehearsal(self) -> tuple[Callable[[Array], Array], Any]:
-        """The vector field that counts, if the solver's tableau does not tell, and the
-        solve compiled with it and with a deadline."""
-        explicit = isinstance(self.solver, diffrax.AbstractERK)
-        field = self.field if explicit else self.tally.counted(self.field)
+    def _rehearsal(self) -> tuple[Callable[[Array], Array], Any, Any]:
+        """A vector field and a solver of which at least one counts, and the solve
+        compiled with them and with a deadline."""
+        field, solver = self.field, self.solver
+        if hasattr(solver, "counts_work"):
+            solver = dataclasses.replace(solver, counts_work=True)
+        elif gradflow.solvers.count_evaluations(solver, 1) is None:
+            field = self.tally.counted(field)
         arguments = self._arguments(self.flow.start(0), self.settings[0])
-        lowered = _solve.lower(field, self.solver, *arguments, self._event)
-        return field, lowered.compile()
+        lowered = _solve.lower(field, solver, *arguments, self._event)
+        return field, solver, lowered.compile()
 
     @cached_property
     def _event(self) -> diffrax.Event:
         return diffrax.Event(self.tally.late)
 
 
-def counts(solver: Any, solution: diffrax.Solution, tally: Tally, n: int) -> Work:
-    """The work of a rehearsed solve: from the tableau where that tells, else from the
-    calls to the host."""
+def counts(solver: Any, solution: Any, tally: Tally, n: int) -> Work:
+    """The work of a rehearsed solve: as the solver counts it, or as its tableau tells,
+    or else from the calls to the host."""
     steps = int(solution.stats["num_steps"])
+    if hasattr(solver, "counts_work"):
+        done = solution.controller_state.work
+        numbers = (done.evaluations, done.hessian_products, done.factorisations)
+        return Work(steps, *map(int, numbers))
     known = gradflow.solvers.count_evaluations(solver, steps)
     if known is not None:
         return Work(steps, known, 0, 0)
