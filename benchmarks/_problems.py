@@ -96,7 +96,7 @@ def quadratic(n: int = 300, t1: float = 1e3) -> Flow:
     def init(seed: int) -> Array:
         return jnp.asarray(np.random.default_rng([1, seed]).normal(size=n))
 
-    title = f"quadratic, n = {n}, eigenvalues 1e-4 … 1e2, t = {t1:g}"
+    title = f"quadratic, n = {n}, eigenvalues 1e-4 … 1e2, t = {t1:,g}"
     return Flow("quadratic", title, loss, init, t1, loss.exact)
 
 
@@ -107,7 +107,7 @@ def transformer(
     model = gradflow.OneLayerTransformer(vocabulary=chain.size, width=width)
     problem = gradflow.Problem(model, gradflow.InfiniteContext(chain))
     n = Ravel.of(problem.init()).size
-    title = f"{title}, d = {chain.size}, m = {width}, n = {n:,}, t = {t1:g}"
+    title = f"{title}, d = {chain.size}, m = {width}, n = {n:,}, t = {t1:,g}"
     return Flow(name, title, problem, lambda seed: problem.init(seed, 1e-3), t1)
 
 
@@ -135,8 +135,7 @@ def from_matrix(path: Path, t1: float, width: int = 10) -> Flow:
 def problem(name: str, t1: float | None, matrix: Path | None) -> Flow:
     """A problem by its name, to its usual horizon or another."""
     if name == "matrix":
-        if matrix is None:
-            raise ValueError("The problem `matrix` needs `--matrix FILE`.")
+        assert matrix is not None
         return from_matrix(matrix, t1 or 1e4)
     if name == "zipf32":
         return zipf(name, 32, 32, t1 or 3e3)

@@ -17,8 +17,8 @@ STYLES = {
     "kvaerno5": (BLUE, "^"),
     "kvaerno3": (SKY, "v"),
     "tsit5": (PURPLE, "p"),
-    "dopri5": (ORANGE, "h"),
-    "dopri8": (ORANGE, "8"),
+    "dopri5": (ORANGE, ">"),
+    "dopri8": (ORANGE, "<"),
     "rk4": (GREY, "P"),
     "euler": (GREY, "X"),
     "LSODA": (BLUE, "o"),
@@ -42,6 +42,8 @@ def draw(rows: Sequence[Mapping[str, Any]], title: str, stem: Path) -> None:
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.lines import Line2D
+    from matplotlib.ticker import LogFormatterSciNotation
 
     solvers = list(dict.fromkeys(row["solver"] for row in rows))
     fig, ax = plt.subplots(figsize=(7.5, 4.8), layout="constrained")
@@ -70,24 +72,18 @@ def draw(rows: Sequence[Mapping[str, Any]], title: str, stem: Path) -> None:
         ylabel="time of a solve [s]",
     )
     ax.grid(which="major", color="0.88", linewidth=0.6)
-    handles, labels = ax.get_legend_handles_labels()
-    ours = {row["solver"] for row in rows if row["ours"]}
-    for heading, place, mine in (
-        ("gradflow", "upper", True),
-        ("others", "lower", False),
-    ):
-        chosen = [
-            (h, x) for h, x in zip(handles, labels, strict=True) if (x in ours) is mine
-        ]
-        if chosen:
-            fig.legend(
-                *zip(*chosen, strict=True),
-                title=heading,
-                loc=f"outside right {place}",
-                frameon=False,
-                fontsize="small",
-                alignment="left",
-            )
+    ax.yaxis.set_minor_formatter(LogFormatterSciNotation(minor_thresholds=(3, 1)))
+    # One legend for two groups, each under its heading, where it covers no data.
+    handles, labels = [], []
+    for heading, ours in (("gradflow", True), ("others", False)):
+        names = {row["solver"] for row in rows if row["ours"] is ours}
+        handles.append(Line2D([], [], linestyle="none"))
+        labels.append(f"$\\bf{{{heading}}}$")
+        handles += [line for line in ax.get_lines() if line.get_label() in names]
+        labels += [str(x.get_label()) for x in ax.get_lines() if x.get_label() in names]
+    fig.legend(
+        handles, labels, loc="outside right upper", frameon=False, fontsize="small"
+    )
     stem.parent.mkdir(parents=True, exist_ok=True)
     for suffix in (".png", ".pdf"):
         fig.savefig(stem.with_suffix(suffix), dpi=200)

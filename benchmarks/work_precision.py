@@ -138,6 +138,9 @@ def measure(
         **_external_solvers.contestants(flow, stiffness),
     }
     if options.solvers:
+        if unknown := set(options.solvers) - set(factories):
+            there = ", ".join(factories)
+            raise SystemExit(f"No solver {', '.join(unknown)}; there are {there}")
         factories = {name: factories[name] for name in options.solvers}
     entries: list[Entry] = []
     notes = []
@@ -313,7 +316,7 @@ def _machine() -> str:
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     add = parser.add_argument
-    add("--problem", nargs="+", default=["reference"], choices=_problems.NAMES)
+    add("--problem", nargs="+", choices=_problems.NAMES, help="default: reference")
     add("--solvers", nargs="+", help="by default all that there are")
     add("--errors", nargs="+", type=float, default=ERRORS)
     add("--seeds", type=int, default=1)
@@ -325,6 +328,10 @@ def main(arguments: list[str] | None = None) -> None:
     add("--out", type=Path, default=Path("out/benchmarks"))
     add("--quick", action="store_true", help="a few solvers, t = 100, one repeat")
     options = parser.parse_args(arguments)
+    if not options.problem:
+        options.problem = ["matrix" if options.matrix else "reference"]
+    if "matrix" in options.problem and not options.matrix:
+        parser.error("the problem `matrix` needs --matrix FILE")
     if options.quick:
         options.t1, options.repeats = options.t1 or 100.0, 1
         options.solvers = options.solvers or QUICK_SOLVERS
