@@ -1,0 +1,149 @@
+"""The flows that solvers are compared on."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PyTree
+
+import gradflow
+from gradflow._ravel import Ravel
+
+SAVED_TIMES = 200
+FIRST_TIME = 1e-4
+"""The first saved time, as a part of the horizon."""
+OMITTED = {
+    "heads": "the head-factorisation flow (theory.md, section 2) is not in gradflow yet"
+}
+
+
+class VectorField(eqx.Module):
+    """f(y) = -∇L(y) on the flat state: what every solver is given."""
+
+    loss: Callable[[PyTree], Any]
+    ravel: Ravel = eqx.field(static=True)
+
+    def __call__(self, y: Float[Array, " n"]) -> Float[Array, " n"]:
+        return -self.ravel.ravel(jax.grad(self.loss)(self.ravel.unravel(y)))
+
+    def product(
+        self, y: Float[Array, " n"], v: Float[Array, " n"]
+    ) -> Float[Array, " n"]:
+        return jax.jvp(self, (y,), (v,))[1]
+
+    def jacobian(self, y: Float[Array, " n"]) -> Float[Array, "n n"]:
+        """-∇²L, exact; in batches, so that n products need not be in memory at once."""
+        _, product = jax.linearize(self, y)
+        return jax.lax.map(product, jnp.eye(y.size), batch_size=512)
+
+
+@dataclass(frozen=True)
+class Flow:
+    """A loss, where its flow starts for each seed, and how far it goes."""
+
+    name: str
+    title: str
+    loss: Callable[[PyTree], Any]
+    init: Callable[[int], PyTree]
+    t1: float
+    exact: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None
+    """The closed form, if there is one: (ts, y0) → states at ts."""
+
+    @property
+    def ts(self) -> Float[np.ndarray, " times"]:
+        return self.t1 * np.geomspace(FIRST_TIME, 1.0, SAVED_TIMES)
+
+    @property
+    def field(self) -> VectorField:
+        return VectorField(self.loss, Ravel.of(self.init(0)))
+
+    @property
+    def size(self) -> int:
+        return Ravel.of(self.init(0)).size
+
+    def start(self, seed: int) -> Float[np.ndarray, " n"]:
+        return np.array(self.field.ravel.ravel(self.init(seed)))
+
+
+class Quadratic(eqx.Module):
+    """L(y) = ½ yᵀ Q diag(λ) Q y with the reflection Q = I - 2uuᵀ, so that no entry of
+    y is an eigenvector's. Its flow is y(t) = Q exp(-λt) Q y(0)."""
+
+    spectrum: Float[Array, " n"]
+    u: Float[Array, " n"]
+
+    def __call__(self, y: Float[Array, " n"]) -> Float[Array, ""]:
+        return 0.5 * jnp.sum(self.spectrum * self._reflected(y) ** 2)
+
+    def _reflected(self, y: Any) -> Any:
+        return y - 2 * (y @ self.u)[..., None] * self.u
+
+    def exact(self, ts: np.ndarray, y0: np.ndarray) -> np.ndarray:
+        decay = np.exp(-ts[:, None] * self.spectrum)
+        return np.asarray(self._reflected(decay * self._reflected(y0)))
+
+
+def quadratic(n: int = 300, t1: float = 1e3) -> Flow:
+    u = np.random.default_rng(0).normal(size=n)
+    spectrum = jnp.geomspace(1e-4, 1e2, n)
+    loss = Quadratic(spectrum, jnp.asarray(u / np.linalg.norm(u)))
+
+    def init(seed: int) -> Array:
+        return jnp.asarray(np.random.default_rng([1, seed]).normal(size=n))
+
+    title = f"quadratic, n = {n}, eigenvalues 1e-4 … 1e2, t = {t1:,g}"
+    return Flow("quadratic", title, loss, init, t1, loss.exact)
+
+
+def transformer(
+    name: str, title: str, chain: gradflow.MarkovChain, width: int, t1: float
+) -> Flow:
+    """The one-layer Transformer on infinite context, from entries of size 1e-3."""
+    model = gradflow.OneLayerTransformer(vocabulary=chain.size, width=width)
+    problem = gradflow.Problem(model, gradflow.InfiniteContext(chain))
+    n = Ravel.of(problem.init()).size
+    title = f"{title}, d = {chain.size}, m = {width}, n = {n:,}, t = {t1:,g}"
+    return Flow(name, title, problem, lambda seed: problem.init(seed, 1e-3), t1)
+
+
+def reference(t1: float = 1e4) -> Flow:
+    chain = gradflow.MarkovChain.sticky([0.75, 0.19, 0.05, 0.01], stickiness=0.5)
+    return transformer("reference", "reference chain", chain, 10, t1)
+
+
+def zipf(name: str, d: int, width: int, t1: float) -> Flow:
+    law = 1 / np.arange(1, d + 1)
+    chain = gradflow.MarkovChain.sticky(law / law.sum(), stickiness=0.5)
+    return transformer(name, "Zipf's law", chain, width, t1)
+
+
+def from_matrix(path: Path, t1: float, width: int = 10) -> Flow:
+    """The chain of a user's transition matrix: `.npy`, or text with a row on a line."""
+    if path.suffix == ".npy":
+        matrix = np.load(path)
+    else:
+        matrix = np.loadtxt(path, delimiter="," if path.suffix == ".csv" else None)
+    chain = gradflow.MarkovChain(matrix)
+    return transformer("matrix", f"chain of {path.name}", chain, width, t1)
+
+
+def problem(name: str, t1: float | None, matrix: Path | None) -> Flow:
+    """A problem by its name, to its usual horizon or another."""
+    if name == "matrix":
+        assert matrix is not None
+        return from_matrix(matrix, t1 or 1e4)
+    if name == "zipf32":
+        return zipf(name, 32, 32, t1 or 3e3)
+    if name == "zipf300":
+        return zipf(name, 300, 64, t1 or 1e3)
+    return {"reference": reference, "quadratic": quadratic}[name](
+        **({"t1": t1} if t1 else {})
+    )
+
+
+NAMES = ("reference", "zipf32", "zipf300", "quadratic", "matrix")

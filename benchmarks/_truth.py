@@ -1,0 +1,135 @@
+"""The solution that errors are measured against: one that two methods agree on."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import diffrax
+import jax
+import jax.numpy as jnp
+import numpy as np
+from _contestants import ATOL
+from _external_solvers import HostFunctions, odeint
+from _problems import Flow, VectorField
+from jaxtyping import Array, Float
+
+from gradflow._segments import compiled
+
+DENSE_LIMIT = 500
+"""The state's size up to which LSODA's matrices are small enough for a tight solve."""
+SPECTRA = 20
+"""At how many of the saved times the Hessian's largest eigenvalue is computed."""
+
+
+@dataclass(frozen=True)
+class Truth:
+    ys: Float[np.ndarray, "times n"]
+    stiffness: float
+    """The largest eigenvalue of ∇²L at some of the saved times."""
+    methods: str
+    agreement: float
+    """The largest difference between the two methods' solutions."""
+
+    @property
+    def scale(self) -> float:
+        """The largest entry of all."""
+        return float(np.max(np.abs(self.ys)))
+
+    def error(self, ys: Float[np.ndarray, "times n"]) -> float:
+        return float(np.max(np.abs(ys - self.ys)))
+
+    def __str__(self) -> str:
+        return (
+            f"{self.methods} agree within {self.agreement:.1e} "
+            f"(max |y| = {self.scale:.3g}, λ_max = {self.stiffness:.4g})"
+        )
+
+
+def truth(flow: Flow, y0: Float[np.ndarray, " n"], folder: Path) -> Truth:
+    """Computed, or read from `folder` if it was computed before."""
+    path = folder / "truth" / f"{flow.name}-{_fingerprint(flow, y0)}.npz"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        found = _compute(flow, y0)
+        np.savez(path, **vars(found))
+    with np.load(path) as stored:
+        return Truth(
+            stored["ys"],
+            float(stored["stiffness"]),
+            str(stored["methods"]),
+            float(stored["agreement"]),
+        )
+
+
+def _fingerprint(flow: Flow, y0: np.ndarray) -> str:
+    """Of the start, the times, this file, and the vector field at two points."""
+    elsewhere = np.random.default_rng(0).normal(size=y0.size)
+    values = [flow.field(jnp.asarray(y)) for y in (y0, elsewhere)]
+    # Not to the last bit, which differs between machines.
+    digits = "".join(f"{float(jnp.linalg.norm(value)):.9e}" for value in values)
+    content = y0.tobytes() + flow.ts.tobytes() + digits.encode()
+    return hashlib.sha256(content + Path(__file__).read_bytes()).hexdigest()[:16]
+
+
+def _compute(flow: Flow, y0: np.ndarray) -> Truth:
+    explicit = _explicit(flow, diffrax.Tsit5(), y0, 1e-11)
+    if flow.exact is not None:
+        methods, ys = "the closed form and Tsit5", flow.exact(flow.ts, y0)
+    elif flow.size <= DENSE_LIMIT:
+        methods, ys = "LSODA and Tsit5", odeint(flow, HostFunctions(flow))(y0, 1e-13)[0]
+    else:
+        methods = "Dopri8 and Tsit5"
+        ys = _explicit(flow, diffrax.Dopri8(), y0, 1e-12)
+    agreement = float(np.max(np.abs(ys - explicit)))
+    some = np.linspace(0, len(ys) - 1, SPECTRA).astype(int)
+    stiffness = max(
+        float(_largest_eigenvalue(flow.field, jnp.asarray(ys[i]))) for i in some
+    )
+    return Truth(ys, stiffness, methods, agreement)
+
+
+def _explicit(
+    flow: Flow, solver: diffrax.AbstractSolver, y0: np.ndarray, rtol: float
+) -> np.ndarray:
+    numbers = map(jnp.asarray, (y0, flow.ts, rtol))
+    ys = np.asarray(_solve(flow.field, solver, *numbers))
+    if not np.all(np.isfinite(ys)):
+        raise RuntimeError(f"{type(solver).__name__} found no reference solution.")
+    return ys
+
+
+@compiled
+def _solve(
+    field: VectorField,
+    solver: diffrax.AbstractSolver,
+    y0: Float[Array, " n"],
+    ts: Float[Array, " times"],
+    rtol: Float[Array, ""],
+) -> Any:
+    return diffrax.diffeqsolve(
+        diffrax.ODETerm(lambda t, y, args: field(y)),
+        solver,
+        0.0,
+        ts[-1],
+        None,
+        y0,
+        saveat=diffrax.SaveAt(ts=ts),
+        stepsize_controller=diffrax.PIDController(rtol=rtol, atol=ATOL * rtol),
+        max_steps=None,
+        throw=False,
+    ).ys
+
+
+@compiled
+def _largest_eigenvalue(field: VectorField, y: Float[Array, " n"]) -> Any:
+    """Of ∇²L in absolute value, by power iteration."""
+    _, product = jax.linearize(field, y)
+
+    def multiply(_: Any, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        w = product(carry[0])
+        size = jnp.linalg.norm(w)
+        return w / size, size
+
+    v = jax.random.normal(jax.random.key(0), y.shape)
+    return jax.lax.fori_loop(0, 200, multiply, (v, jnp.zeros(())))[1]
