@@ -26,19 +26,13 @@ from _problems import Flow, VectorField
 from jaxtyping import Array, Float
 
 import gradflow
-from gradflow._segments import compiled
+from gradflow._segments import ONE_THREAD, compiled
 
 DENSE = ("kvaerno3", "kvaerno5")
 """Solvers that form n×n matrices."""
 SLOWER_BY_COUNTING = 3
 """How much longer than the budget a run may take whose every evaluation calls the host;
 without that it is held to the budget."""
-
-
-def resolved(name: str) -> Any:
-    """The diffrax solver that goes by a name."""
-    found: Any = gradflow.solvers.resolve(name)
-    return found[1] if isinstance(found, tuple) else found
 
 
 class Tally:
@@ -97,7 +91,7 @@ def _diffeqsolve(
     stiffness: Float[Array, ""],
     event: diffrax.Event | None = None,
 ) -> diffrax.Solution:
-    adaptive = isinstance(solver, diffrax.AbstractAdaptiveSolver)
+    adaptive = not isinstance(solver, gradflow.solvers.RK4 | diffrax.Euler)
     controller: Any = diffrax.ConstantStepSize()
     if adaptive:
         controller = gradflow.solvers.ResumableController(setting, ATOL * setting)
@@ -116,7 +110,9 @@ def _diffeqsolve(
     )
 
 
-_solve: Any = compiled(_diffeqsolve)
+def _compiled(function: Callable, n: int) -> Any:
+    """As `integrate` compiles it."""
+    return compiled(function, one_thread=n <= ONE_THREAD)
 
 
 @dataclasses.dataclass
@@ -134,7 +130,7 @@ class CompiledSolver(Contestant):
         # A function of its own: `auto` is one of the others, and what is compiled
         # already would take no time.
         solve: Any = _diffeqsolve
-        fresh: Any = compiled(lambda *arguments: solve(*arguments))
+        fresh = _compiled(lambda *arguments: solve(*arguments), self.flow.size)
         arguments = self._arguments(self.flow.start(0), self.settings[0])
         self.executable = fresh.lower(self.field, self.solver, *arguments).compile()
         self.compile_seconds = time.perf_counter() - began
@@ -162,12 +158,12 @@ class CompiledSolver(Contestant):
         """A vector field and a solver of which at least one counts, and the solve
         compiled with them and with a deadline."""
         field, solver = self.field, self.solver
-        if hasattr(solver, "counts_work"):
-            solver = dataclasses.replace(solver, counts_work=True)
-        elif gradflow.solvers.count_evaluations(solver, 1) is None:
+        counted = hasattr(solver, "counts_work")
+        if not counted and gradflow.solvers.count_evaluations(solver, 1) is None:
             field = self.tally.counted(field)
         arguments = self._arguments(self.flow.start(0), self.settings[0])
-        lowered = _solve.lower(field, solver, *arguments, self._event)
+        solve = _compiled(_diffeqsolve, self.flow.size)
+        lowered = solve.lower(field, solver, *arguments, self._event)
         return field, solver, lowered.compile()
 
     @cached_property
@@ -236,7 +232,7 @@ class Integrate(Contestant):
         except gradflow.FlowError as error:
             raise GaveUp(str(error)) from error
         steps = stats["num_accepted_steps"] + stats["num_rejected_steps"]
-        return Work(steps, stats["num_evaluations"])
+        return Work(steps, stats["num_evaluations"], stats["num_hessian_products"] or 0)
 
 
 def contestants(flow: Flow, stiffness: float) -> dict[str, Factory]:
@@ -245,9 +241,14 @@ def contestants(flow: Flow, stiffness: float) -> dict[str, Factory]:
     def compiled_solver(name: str) -> Contestant | Absent:
         if name in DENSE and flow.size > LARGEST_DENSE:
             return Absent(name, too_large(flow.size))
-        solver = resolved(name)
-        common = {"ours": True, "flow": flow, "solver": solver, "stiffness": stiffness}
-        if isinstance(solver, diffrax.AbstractAdaptiveSolver):
+        choice = gradflow.solvers.resolve(name, flow.size)
+        common: dict[str, Any] = {
+            "ours": True,
+            "flow": flow,
+            "solver": choice.solver,
+            "stiffness": stiffness,
+        }
+        if not choice.takes_fixed_steps:
             return CompiledSolver(name, **common)
         alphas = EULER_ALPHAS if name == "euler" else RK4_ALPHAS
         return CompiledSolver(name, knob="α", settings=alphas, **common)

@@ -90,7 +90,7 @@ def measure(d: int, rounds: int) -> tuple[float, float]:
     problem = gradflow.Problem(model, gradflow.InfiniteContext(chain))
     params = problem.init(seed=0, scale=0.1)
     ravel = Ravel.of(params)
-    _, solver = resolve("auto")
+    solver = resolve("auto").solver
     equation = Equation(problem, ravel, solver, jnp.array(1e-8), jnp.array(1e-12))
     field = jax.tree_util.Partial(_vector_field, equation)
     seconds = interleaved(

@@ -207,14 +207,12 @@ def _how_it_ended(
     return None
 
 
-def _counts(
-    solver: diffrax.AbstractSolver, work: Any, attempted: int
-) -> dict[str, int | None]:
+def _counts(solver: Any, work: Any, attempted: int) -> dict[str, int | None]:
     """The work of a solve, as far as it is known."""
     if getattr(solver, "counts_work", False):
         return {
             # The choice of the first step size takes two.
-            "num_evaluations": int(work.evaluations) + 2,
+            "num_evaluations": int(work.evaluations) + 2 + solver.starting_evaluations,
             "num_hessian_products": int(work.hessian_products),
             "num_newton_failures": int(work.newton_failures),
         }

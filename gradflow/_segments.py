@@ -9,7 +9,7 @@ size controller pass from one segment to the next.
 
 import functools
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 import diffrax
 import equinox as eqx
@@ -44,7 +44,28 @@ ONE_THREAD = 2**11
 """Numbers in a state, up to which a solve is compiled for one thread."""
 
 
-def compiled(function: Callable[_P, _T], one_thread: bool = False) -> Callable[_P, _T]:
+class _Compiled(Generic[_P, _T]):
+    """A compiled function; see `compiled`."""
+
+    def __init__(self, function: Callable[_P, _T], options: dict[str, Any]):
+        self._function, self._options = function, options
+
+    @functools.cached_property
+    def _jit(self) -> Any:
+        # Not when defined: that would start XLA at import.
+        known = _WITHOUT_YNNPACK if _is_known(**_WITHOUT_YNNPACK) else {}
+        # Its further arguments, for jax.jit, are not in its type.
+        jit: Any = eqx.filter_jit
+        return jit(self._function, compiler_options=self._options | known)
+
+    def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        return self._jit(*args, **kwargs)
+
+    def lower(self, *args: _P.args, **kwargs: _P.kwargs) -> Any:
+        return self._jit.lower(*args, **kwargs)
+
+
+def compiled(function: Callable[_P, _T], one_thread: bool = False) -> _Compiled[_P, _T]:
     """`eqx.filter_jit`, with XLA's CPU backend set to the many tiny operations of a
     step. As measured with jaxlib 0.10.2:
 
@@ -59,15 +80,7 @@ def compiled(function: Callable[_P, _T], one_thread: bool = False) -> Callable[_
     }
     if one_thread:
         options["xla_cpu_multi_thread_eigen"] = False
-    jit: Any = eqx.filter_jit  # its further arguments, for jax.jit, are not in its type
-    fast = jit(function, compiler_options=options | _WITHOUT_YNNPACK)
-    plain = jit(function, compiler_options=options)
-
-    @functools.wraps(function)
-    def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
-        return (fast if _is_known(**_WITHOUT_YNNPACK) else plain)(*args, **kwargs)
-
-    return call
+    return _Compiled(function, options)
 
 
 _WITHOUT_YNNPACK = {"xla_cpu_experimental_ynn_fusion_type": ""}

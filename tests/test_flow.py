@@ -261,7 +261,7 @@ def test_print_shows_the_certificate(reference_flow):
     assert "above its floor 0.553611" in text
     assert "energy balance" in text
     assert "embedding_balance" in text
-    assert "tsit5" in text
+    assert "ndf" in text
     assert len(text.splitlines()) <= 8
     assert max(map(len, text.splitlines())) <= 110
 

@@ -132,6 +132,8 @@ class LowRankNDF(diffrax.AbstractImplicitSolver, diffrax.AbstractAdaptiveSolver)
 
     term_structure: ClassVar = diffrax.AbstractTerm
     interpolation_cls: ClassVar = NDFInterpolation
+    starting_evaluations: ClassVar = 1
+    """By `init`."""
 
     def memory(self, size: int) -> int:
         """Bytes that a solve of so many numbers takes, but for its dense output: the
@@ -396,7 +398,8 @@ def _conjugate_gradients(
 ) -> tuple[Float[Array, " n"], Int[Array, ""]]:
     """(I + cH)⁻¹ right by preconditioned conjugate gradients, and the products it took.
     I + cH is positive definite at every step length that follows an unstable direction
-    accurately; where it is not, the iteration stops with what it has."""
+    accurately; where it is not, the iteration stops with what it has, which is at least
+    what the preconditioner gives."""
 
     def proceed(carry: tuple) -> Bool[Array, ""]:
         _, _, _, rz, iteration = carry
@@ -408,7 +411,8 @@ def _conjugate_gradients(
         x, r, p, rz, iteration = carry
         q = product(p)
         curvature = p @ q
-        alpha = jnp.where(curvature > 0, rz / curvature, 0.0)
+        least = jnp.where(iteration == 0, 1.0, 0.0)
+        alpha = jnp.where(curvature > 0, rz / curvature, least)
         x, r = x + alpha * p, r - alpha * q
         z = inverse(r)
         new = jnp.where(curvature > 0, r @ z, 0.0)
@@ -421,7 +425,8 @@ def _conjugate_gradients(
         iterate,
         (jnp.zeros_like(right), right, z, start, jnp.zeros((), jnp.int32)),
     )
-    return x, iterations
+    # No iteration is made from what is not a number: that must not pass for a solution.
+    return jnp.where(jnp.isfinite(start), x, jnp.nan), iterations
 
 
 @functools.cache

@@ -82,6 +82,7 @@ class ROCK4(diffrax.AbstractAdaptiveSolver):
 
     term_structure: ClassVar = diffrax.AbstractTerm
     interpolation_cls: ClassVar = _QuarticInterpolation
+    starting_evaluations: ClassVar = 0
 
     def __check_init__(self) -> None:
         if self.max_stages < FEWEST_STAGES:
