@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import diffrax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -54,6 +55,7 @@ def test_the_tour_runs(index, tmp_path, monkeypatch):
     given = {
         "gradflow": gradflow,
         "jnp": jnp,
+        "diffrax": diffrax,
         "chain": chain,
         "population": population,
         "problem": problem,

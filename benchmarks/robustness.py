@@ -1,0 +1,117 @@
+"""Whether `auto` ever stalls: fifty random chains, and WikiText-2 where it is at hand.
+
+Chains of 3 to 12 tokens, sticky, Metropolis and random in turn, at initial scales 1e-2
+to 1e-5, each to t = 3,000; the bigrams of the 100 commonest tokens of WikiText-2, width
+32, to t = 6,000. Wanted at rtol 1e-8: the end is reached, conserved quantities drift by
+less than 1e-7 relative, fewer than 10 % of the steps are lost to Newton's method and
+there are fewer than 20,000 in all.
+"""
+
+import argparse
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from _timing import footer, table
+
+import gradflow
+
+RTOL = 1e-8
+LARGEST_DRIFT, LARGEST_LOSS, MOST_STEPS = 1e-7, 0.1, 20_000
+CORPUS = Path(__file__).parents[2] / "shared" / "corpora" / "wikitext-2"
+
+
+def random_chains(count: int) -> Iterator[tuple[str, gradflow.Problem, Any, float]]:
+    """Name, problem, start and horizon."""
+    for seed in range(count):
+        rng = np.random.default_rng(seed)
+        d = 3 + seed % 10
+        pi = rng.dirichlet(np.ones(d)) + 1e-3
+        pi /= pi.sum()
+        kind = ("sticky", "metropolis", "random")[seed % 3]
+        if kind == "sticky":
+            chain = gradflow.MarkovChain.sticky(pi, rng.uniform(0.2, 0.8))
+        elif kind == "metropolis":
+            chain = gradflow.MarkovChain.metropolis(pi)
+        else:
+            chain = gradflow.MarkovChain.random(pi, seed=seed)
+        scale = 10.0 ** -rng.integers(2, 6)
+        model = gradflow.OneLayerTransformer(d, 10)
+        problem = gradflow.Problem(model, gradflow.InfiniteContext(chain))
+        start = problem.init(seed=seed, scale=scale)
+        yield f"{kind}, d = {d}, ε = {scale:.0e}", problem, start, 3000.0
+
+
+def wikitext(tokens: int = 100) -> Iterator[tuple[str, gradflow.Problem, Any, float]]:
+    texts = sorted(CORPUS.rglob("*train*"))
+    if not texts:
+        print(f"WikiText-2 is left out: there is no training text below {CORPUS}.")
+        return
+    words = texts[0].read_text(encoding="utf-8").split()
+    kept = {word: i for i, (word, _) in enumerate(Counter(words).most_common(tokens))}
+    ids = np.array([kept[word] for word in words if word in kept])
+    bigrams = np.zeros((tokens, tokens))
+    np.add.at(bigrams, (ids[:-1], ids[1:]), 1)
+    chain = gradflow.MarkovChain.from_counts(bigrams, smoothing=1e-3)
+    model = gradflow.OneLayerTransformer(tokens, 32)
+    problem = gradflow.Problem(model, gradflow.InfiniteContext(chain))
+    yield f"WikiText-2, d = {tokens}, m = 32", problem, problem.init(seed=0), 6000.0
+
+
+def row(name: str, problem: gradflow.Problem, start: Any, t1: float) -> tuple[str, ...]:
+    """What became of one flow, the last cell its verdict."""
+    flow = gradflow.integrate(
+        problem, start, t1, rtol=RTOL, observables=(), throw=False, dense_memory=0
+    )
+    stats, drift = flow.stats, max(flow.certificate.drift.values())
+    steps = stats["num_accepted_steps"] + stats["num_rejected_steps"]
+    lost = stats["num_newton_failures"] / steps
+    wanting = [
+        what
+        for what, bad in (
+            (f"ended at {flow.ts[-1]:g}", flow.ts[-1] < t1),
+            ("drift", not drift < LARGEST_DRIFT),
+            ("Newton", not lost < LARGEST_LOSS),
+            ("steps", not steps < MOST_STEPS),
+        )
+        if bad
+    ]
+    return (
+        name,
+        f"{flow.loss[-1] - problem.floor:.1e}",
+        f"{steps:,}",
+        f"{stats['num_rejected_steps']:,}",
+        f"{stats['num_newton_failures']:,}",
+        f"{stats['num_evaluations']:,}",
+        f"{stats['num_hessian_products']:,}",
+        f"{drift:.1e}",
+        f"{flow.certificate.energy_imbalance:.1e}",
+        ", ".join(wanting) or "fine",
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Whether `auto` stalls.")
+    parser.add_argument("--chains", type=int, default=50)
+    parser.add_argument("--no-wikitext", action="store_true")
+    options = parser.parse_args()
+    rows = []
+    cases = [random_chains(options.chains)]
+    cases += [] if options.no_wikitext else [wikitext()]
+    for case in cases:
+        for arguments in case:
+            rows.append(row(*arguments))
+            print("  ".join(rows[-1]), flush=True)
+    header = ("flow", "L - floor", "steps", "rejected", "Newton failed")
+    header += ("evaluations", "products", "drift", "imbalance", "verdict")
+    print()
+    print(table(header, rows))
+    fine = sum(cells[-1] == "fine" for cells in rows)
+    print(f"\n{fine} of {len(rows)} as wanted")
+    print(footer())
+
+
+if __name__ == "__main__":
+    main()
