@@ -110,7 +110,7 @@ def main() -> None:
     print(table(header, rows))
     fine = sum(cells[-1] == "fine" for cells in rows)
     print(f"\n{fine} of {len(rows)} as wanted")
-    print(footer())
+    print(footer("gradflow", "jax", "jaxlib", "diffrax"))
 
 
 if __name__ == "__main__":
