@@ -263,8 +263,9 @@ class Flow(eqx.Module):
                 f"loss             {self.loss[0]:.6f} → {self.loss[-1]:.6f}"
                 f"{self._above_floor()}, speed {self.speed[-1]:.1e}",
                 f"solver           {stats['solver']} at rtol {self.settings.rtol:g}, "
-                f"atol {self.settings.atol:.1e}: {stats['num_accepted_steps']:,} steps,"
-                f" {stats['num_rejected_steps']:,} rejected{counted}",
+                f"atol {self.settings.atol:.1e}",
+                f"work             {stats['num_accepted_steps']:,} steps, "
+                f"{stats['num_rejected_steps']:,} rejected{counted}",
                 f"time             {stats['run_seconds']:.2f} s, and "
                 f"{stats['compile_seconds']:.2f} s to compile",
                 str(self.certificate),

@@ -185,6 +185,8 @@ class Recorder:
     def certificate(self, snapshots: Snapshot) -> Certificate:
         """What the laws of an exact flow say of this one."""
         account = self._account
+        with np.errstate(invalid="ignore"):  # a loss that overflowed has no rise
+            rises = np.diff(snapshots.loss)
         return Certificate(
             drift={
                 name: _relative(drift, snapshots.size[name])
@@ -193,7 +195,7 @@ class Recorder:
             energy_imbalance=float(account.imbalance),
             energy_released=float(account.initial_loss) - float(snapshots.loss[-1]),
             quadrature_error=float(account.quadrature_error),
-            largest_rise=float(np.diff(snapshots.loss).max(initial=0.0)),
+            largest_rise=float(rises.max(initial=0.0)),
         )
 
 
