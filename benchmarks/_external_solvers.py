@@ -182,7 +182,7 @@ def odeint(flow: Flow, functions: HostFunctions) -> Solve:
 def cvode(flow: Flow, functions: HostFunctions, linsolver: str) -> Solve:
     """SUNDIALS' CVODE (BDF of order up to 5). It tells no number of steps, and of
     factorisations no more than that there was one for every Jacobian."""
-    from sksundae.cvode import CVODE, CVODEJacTimes
+    from sksundae.cvode import CVODE, CVODEJacTimes  # pyright: ignore[reportMissingImports]
 
     ts = np.concatenate([[0.0], flow.ts])
 
@@ -308,7 +308,7 @@ def contestants(flow: Flow, stiffness: float) -> dict[str, Factory]:
         return scipy_ivp(method, flow, functions, dense)
 
     def stabilised() -> Contestant:
-        from extensisq import SSV2stab
+        from extensisq import SSV2stab  # pyright: ignore[reportMissingImports]
 
         return host("SSV2stab", ivp(SSV2stab, False))
 
