@@ -32,7 +32,8 @@ class Convergence(eqx.Module):
     @property
     def ratio(self) -> float:
         """The largest error, in units of rtol · max|θ|."""
-        return float(np.max(self.error)) / (self.rtol * self.size)
+        error = float(np.max(self.error))
+        return 0.0 if error == 0 else error / (self.rtol * self.size)
 
     def __bool__(self) -> bool:
         return self.ratio <= ALLOWED
@@ -48,7 +49,7 @@ class Convergence(eqx.Module):
 
 
 def converged(
-    flow: Flow, *, tighter: Checked[float] = 0.01, solver: Any = None
+    flow: Checked[Flow], *, tighter: Checked[float] = 0.01, solver: Any = None
 ) -> Convergence:
     """Integrate a flow again at `tighter` times its tolerances, and compare the whole
     trajectories at the saved times.
@@ -64,6 +65,8 @@ def converged(
 
     A `Convergence`, true where the error is within 10 · rtol · max|θ|.
     """
+    if not isinstance(flow, Flow):
+        raise ValueError(f"`flow` must be a Flow, got {type(flow).__name__}.")
     tighter = _checks.positive_number("tighter", tighter)
     if tighter >= 1:
         raise ValueError(f"`tighter` must be below one, got {tighter:g}.")

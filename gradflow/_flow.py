@@ -262,8 +262,7 @@ class Flow(eqx.Module):
                 f"Flow to t = {self.ts[-1]:g} ({ended})",
                 f"loss             {self.loss[0]:.6f} → {self.loss[-1]:.6f}"
                 f"{self._above_floor()}, speed {self.speed[-1]:.1e}",
-                f"solver           {stats['solver']} at rtol {self.settings.rtol:g}, "
-                f"atol {self.settings.atol:.1e}",
+                f"solver           {stats['solver']} {self._held_to()}",
                 f"work             {stats['num_accepted_steps']:,} steps, "
                 f"{stats['num_rejected_steps']:,} rejected{counted}",
                 f"time             {stats['run_seconds']:.2f} s, and "
@@ -271,6 +270,11 @@ class Flow(eqx.Module):
                 str(self.certificate),
             ]
         )
+
+    def _held_to(self) -> str:
+        if self.settings.step is not None:
+            return f"with steps of {self.settings.step:g}"
+        return f"at rtol {self.settings.rtol:g}, atol {self.settings.atol:.1e}"
 
     def _above_floor(self) -> str:
         floor = getattr(self.problem, "floor", None)

@@ -57,6 +57,7 @@ def test_a_fixed_step_is_stable_at_the_start_unless_given():
     flow = gradflow.integrate(loss, start, 1.0, solver="rk4")
     assert flow.settings.step == pytest.approx(1e-2, rel=1e-2)  # 1/λ_max
     assert flow.stats["num_evaluations"] == 4 * flow.stats["num_accepted_steps"]
+    assert "rk4 with steps of 0.01" in str(flow)
 
 
 def test_a_step_beyond_the_edge_of_stability_says_so():
@@ -152,6 +153,8 @@ def test_converged_refuses(tmp_path):
     flow = gradflow.integrate(loss, start, 1.0)
     with pytest.raises(ValueError, match="`tighter` must be below one"):
         gradflow.converged(flow, tighter=2.0)
+    with pytest.raises(ValueError, match="`flow` must be a Flow, got float"):
+        gradflow.converged(1.0)
     loaded = gradflow.Flow.load(flow.save(tmp_path / "flow.npz"))
     with pytest.raises(ValueError, match="converged` needs the loss"):
         gradflow.converged(loaded)

@@ -38,7 +38,7 @@ class Choice(NamedTuple):
 
     @property
     def takes_fixed_steps(self) -> bool:
-        return self.name in FIXED_STEP
+        return isinstance(self.solver, RK4 | diffrax.Euler)
 
 
 def names() -> tuple[str, ...]:
@@ -49,8 +49,7 @@ def names() -> tuple[str, ...]:
 def resolve(solver: Any, size: int = 1) -> Choice:
     """A name or any adaptive diffrax solver → the solver, for states of `size` numbers.
 
-    `auto` is `ndf`, as it was the fastest at every size, tolerance and horizon that was
-    measured but the shortest (benchmarks/work_precision.py), unless its eigenvectors do
+    `auto` is `ndf`, the fastest on flows that turn stiff, unless its eigenvectors do
     not fit in memory: then `rock4`, which has none.
     """
     if isinstance(solver, str):

@@ -44,7 +44,7 @@ _ALPHA = (1 - _KAPPA) * _GAMMA
 _ERROR = np.append(_KAPPA * _GAMMA + 1 / np.arange(1, MAX_ORDER + 2), np.inf)
 
 
-class NDFInterpolation(diffrax.AbstractLocalInterpolation):
+class _NDFInterpolation(diffrax.AbstractLocalInterpolation):
     """The polynomial through the new point and the last `order` before it: with
     x = (t - t₀)/h and the backward differences at t₀,
 
@@ -82,7 +82,7 @@ class _StepTolerances(eqx.Module):
     norm: Any
 
 
-class NDFState(eqx.Module):
+class _State(eqx.Module):
     history: Float[Array, "rows_and_correction n"]
     """Backward differences ∇⁰y … ∇⁶y before the last step, for steps of length `h`, and
     what it added to what they predict."""
@@ -98,7 +98,7 @@ class NDFState(eqx.Module):
     """At which Newton's method converged."""
 
 
-def adaptive_tolerances() -> Any:
+def _adaptive_tolerances() -> Any:
     # diffrax's public way to its sentinel for "as the step size controller has it".
     finder: Any = diffrax.with_stepsize_controller_tols(optx.Newton)()
     return _StepTolerances(finder.rtol, finder.atol, finder.norm)
@@ -115,8 +115,8 @@ class LowRankNDF(diffrax.AbstractImplicitSolver, diffrax.AbstractAdaptiveSolver)
     Hessian-vector products, when Newton's method gets slow and at the latest after
     `refresh_every` steps. Where it fails, the same step is tried with new eigenpairs,
     then with conjugate gradients on the whole of I + cH, preconditioned by that
-    inverse; only then is it shortened. No n×n matrix is formed; memory is
-    (rank + 30)·n numbers.
+    inverse; only then is it shortened. No n×n matrix is formed, and memory is
+    linear in n: see `memory`.
 
     Use it with `diffrax.PIDController` at its default coefficients: order and step size
     are chosen together, in here, and handed to the controller as the error that makes
@@ -127,11 +127,11 @@ class LowRankNDF(diffrax.AbstractImplicitSolver, diffrax.AbstractAdaptiveSolver)
     refresh_every: int = 30
     counts_work: bool = False
     """Whether the error estimate comes with a count, for `ResumableController`."""
-    root_finder: Any = eqx.field(default_factory=adaptive_tolerances)
+    root_finder: Any = eqx.field(default_factory=_adaptive_tolerances)
     root_find_max_steps: int = MAX_NEWTON
 
     term_structure: ClassVar = diffrax.AbstractTerm
-    interpolation_cls: ClassVar = NDFInterpolation
+    interpolation_cls: ClassVar = _NDFInterpolation
     starting_evaluations: ClassVar = 1
     """By `init`."""
 
@@ -145,7 +145,7 @@ class LowRankNDF(diffrax.AbstractImplicitSolver, diffrax.AbstractAdaptiveSolver)
         return MAX_ORDER
 
     def error_order(self, terms: diffrax.AbstractTerm) -> int:
-        # The controller's factor is then safety / error: see `as_error`.
+        # The controller's factor is then safety / error: see `_as_error`.
         return 1
 
     def func(self, terms: diffrax.AbstractTerm, t0: Any, y0: Any, args: Any) -> Any:
@@ -153,11 +153,12 @@ class LowRankNDF(diffrax.AbstractImplicitSolver, diffrax.AbstractAdaptiveSolver)
 
     def init(
         self, terms: diffrax.AbstractTerm, t0: Any, t1: Any, y0: Any, args: Any
-    ) -> NDFState:
+    ) -> _State:
         y, at = flat_field(terms, t0, t1, y0, args)
         h, zero = jnp.asarray(t1 - t0), jnp.zeros((), jnp.int32)
-        unused = NDFState(
-            history=jnp.zeros((ROWS + 1, y.size), y.dtype),
+        history = jnp.zeros((ROWS + 1, y.size), y.dtype)
+        return _State(
+            history=history.at[0].set(y).at[1].set(h * at(t0, y)),
             corrected_order=zero,
             order=zero + 1,
             h=h,
@@ -167,28 +168,6 @@ class LowRankNDF(diffrax.AbstractImplicitSolver, diffrax.AbstractAdaptiveSolver)
             age=zero,
             rate=jnp.ones(()),
         )
-        return self.restarted(unused, y, h * at(t0, y), h)
-
-    def restarted(
-        self,
-        state: NDFState,
-        y: Float[Array, " n"],
-        slope: Float[Array, " n"],
-        h: Float[Array, ""],
-    ) -> NDFState:
-        """At order one from y, where a step of length h goes by `slope`."""
-        rows = jnp.zeros((ROWS - 1, y.size), y.dtype)
-        return eqx.tree_at(
-            lambda s: (s.history, s.corrected_order, s.order, s.h, s.steps_at_h),
-            state,
-            (
-                jnp.concatenate([y[None], slope[None], rows]),
-                jnp.zeros((), jnp.int32),
-                jnp.ones((), jnp.int32),
-                h,
-                jnp.zeros((), jnp.int32),
-            ),
-        )
 
     def step(
         self,
@@ -197,9 +176,9 @@ class LowRankNDF(diffrax.AbstractImplicitSolver, diffrax.AbstractAdaptiveSolver)
         t1: Any,
         y0: Any,
         args: Any,
-        solver_state: NDFState,
+        solver_state: _State,
         made_jump: Any,
-    ) -> tuple[Any, Any, dict[str, Any], NDFState, diffrax.RESULTS]:
+    ) -> tuple[Any, Any, dict[str, Any], _State, diffrax.RESULTS]:
         _, unravel = ravel_pytree(y0)
         y_start, at = flat_field(terms, t0, t1, y0, args)
         field = functools.partial(at, t1)
@@ -229,7 +208,7 @@ class LowRankNDF(diffrax.AbstractImplicitSolver, diffrax.AbstractAdaptiveSolver)
         accepted, factor, next_order = _next_step(
             error, k, newton.converged, steps_at_h + 1
         )
-        new_state = NDFState(
+        new_state = _State(
             # Cheaper than to concatenate them.
             history=jnp.where(_is_correction(), d[None], rows[: ROWS + 1]),
             corrected_order=k,
@@ -256,7 +235,7 @@ class LowRankNDF(diffrax.AbstractImplicitSolver, diffrax.AbstractAdaptiveSolver)
             )
             outcome: Any = CountedError(Verdict(accepted.astype(y.dtype), factor), done)
         else:
-            outcome = unravel(as_error(accepted, factor, y_start, y, rtol, atol))
+            outcome = unravel(_as_error(accepted, factor, y_start, y, rtol, atol))
         return unravel(y), outcome, dense, new_state, diffrax.RESULTS.successful
 
 
@@ -350,7 +329,6 @@ def _solve_implicit(
         return last, followed, jnp.zeros((), bool)
 
     renew = due | ~newton.converged
-    # A loop of one turn or none: a `cond` would copy the eigenvectors at every step.
     newton, curvature, _ = jax.lax.while_loop(
         lambda carry: carry[2], follow, (newton, curvature, renew)
     )
@@ -559,7 +537,7 @@ def _next_step(
     return accepted, jnp.where(accepted, grown, shrunk), next_order.astype(jnp.int32)
 
 
-def as_error(
+def _as_error(
     accepted: Bool[Array, ""],
     factor: Float[Array, ""],
     y0: Float[Array, " n"],
