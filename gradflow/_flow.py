@@ -45,14 +45,20 @@ class DenseOutput(eqx.Module):
 
     starts: tuple[float, ...] = eqx.field(static=True)
     end: float = eqx.field(static=True)
-    pieces: tuple[diffrax.DenseInterpolation, ...]
+    pieces: tuple[Any, ...]
+    """Each with `evaluate(t)`, the flat state at time t."""
 
     def covers(self, t: float) -> bool:
         return bool(self.starts) and t <= self.end
 
     def evaluate(self, t: float) -> Float[Array, " n"]:
         piece = self.pieces[bisect.bisect_right(self.starts, t) - 1]
-        return piece.evaluate(jnp.asarray(t))
+        return _evaluate(piece, jnp.asarray(t))
+
+
+@eqx.filter_jit
+def _evaluate(piece: Any, t: Float[Array, ""]) -> Float[Array, " n"]:
+    return piece.evaluate(t)
 
 
 IntegrateAgain = Callable[

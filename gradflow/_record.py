@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import diffrax
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -14,6 +13,7 @@ from ._certificate import Certificate, EnergyAccount
 from ._flow import DenseOutput
 from ._segments import (
     EVALUATIONS_PER_PANEL,
+    Dense,
     Equation,
     Segment,
     State,
@@ -48,7 +48,7 @@ class Watch(eqx.Module):
     functions: dict[str, Callable[[PyTree], Any]]
 
     def snapshots(
-        self, dense: diffrax.DenseInterpolation, times: Float[np.ndarray, " times"]
+        self, dense: Dense, times: Float[np.ndarray, " times"]
     ) -> list[Snapshot]:
         """Snapshots at `times`, all within `dense`, on the host."""
         taken = []
@@ -92,7 +92,7 @@ class Watch(eqx.Module):
 @compiled
 def _take(
     watch: Watch,
-    dense: diffrax.DenseInterpolation,
+    dense: Dense,
     times: Float[Array, " times"],
     count: Int[Array, ""],
 ) -> Snapshot:
@@ -129,7 +129,7 @@ class Recorder:
         self._due = times
         self._account = EnergyAccount.open(start.loss)
         self._snapshots: list[Snapshot] = []
-        self._pieces: list[diffrax.DenseInterpolation] = []
+        self._pieces: list[Dense] = []
         self._starts: list[float] = []
         self._memory = dense_memory
         self._last: Segment | None = None

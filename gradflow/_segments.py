@@ -20,7 +20,17 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from ._certificate import NODES, EnergyAccount
 from ._ravel import Ravel
-from .solvers import FixedStepController, ResumableController
+from .solvers import (
+    FixedStepController,
+    MeshInterpolation,
+    RecentPoints,
+    ResumableController,
+    is_on_mesh,
+    on_mesh,
+)
+
+Dense = diffrax.DenseInterpolation | MeshInterpolation
+"""The dense output of a segment."""
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -150,6 +160,7 @@ class State(eqx.Module):
     loss: Float[Array, ""]
     solver_state: PyTree
     controller_state: PyTree
+    recent: RecentPoints
 
     @property
     def dt(self) -> Float[Array, ""]:
@@ -161,7 +172,7 @@ class Segment(eqx.Module):
     """What so many steps brought."""
 
     state: State
-    dense: diffrax.DenseInterpolation
+    dense: Dense
     result: diffrax.RESULTS
     accepted: Int[Array, ""]
     rejected: Int[Array, ""]
@@ -190,7 +201,14 @@ def start(
     controller_state = eqx.tree_at(lambda s: s.budget, controller_state, max_steps)
     tnext = jnp.minimum(tnext, t1)
     solver_state = solver.init(terms, t0, tnext, y0, None)
-    state = State(t0, y0, equation.value(y0), solver_state, controller_state)
+    state = State(
+        t0,
+        y0,
+        equation.value(y0),
+        solver_state,
+        controller_state,
+        RecentPoints.first(t0, y0),
+    )
     one_step = eqx.filter_eval_shape(_solve, equation, state, t1, 1, None)
     fitting = SEGMENT_MEMORY // _bytes(one_step.interpolation)
     steps = max(SMALLEST_SEGMENT, min(LARGEST_SEGMENT, fitting))
@@ -221,8 +239,11 @@ def _advance(
     solution = _solve(equation, state, t1, steps, event)
     assert solution.ts is not None
     assert solution.ys is not None
-    dense = solution.interpolation
-    assert isinstance(dense, diffrax.DenseInterpolation)
+    dense: Any = solution.interpolation
+    recent = state.recent
+    if is_on_mesh(_solver(equation, event)):
+        dense = MeshInterpolation.of(dense, recent)
+        recent = dense.recent
     stats = solution.stats
     end = State(
         t=solution.ts[-1],
@@ -230,6 +251,7 @@ def _advance(
         loss=equation.value(solution.ys[-1]),
         solver_state=solution.solver_state,
         controller_state=solution.controller_state,
+        recent=recent,
     )
     return Segment(
         _strongly_typed(end),
@@ -253,7 +275,7 @@ def _solve(
 ) -> diffrax.Solution:
     return diffrax.diffeqsolve(
         diffrax.ODETerm(equation.vector_field),
-        equation.solver,
+        _solver(equation, event),
         state.t,
         t1,
         jnp.minimum(state.dt, t1 - state.t),
@@ -268,6 +290,11 @@ def _solve(
         controller_state=state.controller_state,
         event=None if event is None else _stopping_event(equation, event),
     )
+
+
+def _solver(equation: Equation, event: Callable | None) -> diffrax.AbstractSolver:
+    # diffrax locates an event on the dense output of the one step.
+    return on_mesh(equation.solver) if event is None else equation.solver
 
 
 def _stopping_event(equation: Equation, condition: Callable) -> diffrax.Event:
@@ -287,7 +314,7 @@ def _stopping_event(equation: Equation, condition: Callable) -> diffrax.Event:
 def balance(
     equation: Equation,
     account: EnergyAccount,
-    dense: diffrax.DenseInterpolation,
+    dense: Dense,
     end: Float[Array, ""],
 ) -> EnergyAccount:
     """The energy balance carried over a segment that ended at time `end`."""
@@ -323,13 +350,17 @@ def balance(
     return jax.lax.fori_loop(0, panels, add_split, account)
 
 
-def dense_bytes(dense: diffrax.DenseInterpolation) -> int:
+def dense_bytes(dense: Dense) -> int:
     """The memory that a piece of dense output takes."""
-    return _bytes((dense.ts, dense.infos))
+    return _bytes(dense)
 
 
 def _bytes(tree: PyTree) -> int:
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+    return sum(
+        leaf.size * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(tree)
+        if hasattr(leaf, "dtype")
+    )
 
 
 def _strongly_typed(tree: PyTree) -> PyTree:

@@ -276,7 +276,8 @@ def test_a_second_call_compiles_nothing(solver):
     assert second.stats["compile_seconds"] < 0.01
 
 
-def test_segments_of_one_solve_share_one_compilation(reference):
+def test_segments_of_one_solve_share_one_compilation(reference, monkeypatch):
+    monkeypatch.setattr(segments, "LARGEST_SEGMENT", 500)
     traces = []
 
     def counting(params):
@@ -286,7 +287,8 @@ def test_segments_of_one_solve_share_one_compilation(reference):
     gradflow.integrate(counting, reference.init(), 10.0)
     once = len(traces)
     flow = gradflow.integrate(counting, reference.init(), 900.0)
-    assert flow.stats["num_accepted_steps"] > 2000  # more than one segment
+    assert flow.stats["num_accepted_steps"] > 2000
+    assert len(flow.dense.pieces) > 4
     assert len(traces) == once
 
 
@@ -329,17 +331,21 @@ def test_at_any_time(dense_memory):
     np.testing.assert_allclose(flat(stacked)[1, 0], exact_quadratic(1.5), atol=1e-7)
 
 
-def test_dense_output_of_many_segments_is_kept_as_far_as_it_fits(reference):
-    params = reference.init()
-    full = gradflow.integrate(reference, params, 800.0, observables=())
-    assert full.stats["dense_until"] == 800.0
-    some = gradflow.integrate(
-        reference, params, 800.0, observables=(), dense_memory=2**25 + 2**20
-    )
-    assert 0 < some.stats["dense_until"] < 800.0
-    for t in (0.123, 123.4, 799.9):
-        a, b = (np.asarray(f.at(t).W0) for f in (full, some))
-        np.testing.assert_allclose(a, b, atol=1e-8)
+def test_dense_output_of_many_segments_is_kept_as_far_as_it_fits(monkeypatch):
+    monkeypatch.setattr(segments, "LARGEST_SEGMENT", 20)
+
+    def loss(p):  # another to jit, so that it is compiled with this setting
+        return quadratic(p)
+
+    full = gradflow.integrate(loss, START, 3.0)
+    assert full.stats["dense_until"] == 3.0
+    assert len(full.dense.pieces) > 5
+    size = sum(segments.dense_bytes(piece) for piece in full.dense.pieces)
+    some = gradflow.integrate(loss, START, 3.0, dense_memory=size // 2)
+    assert 0 < some.stats["dense_until"] < 3.0
+    for t in (0.123, 1.234, 2.999):
+        for flow in (full, some):
+            np.testing.assert_allclose(flat(flow.at(t)), exact_quadratic(t), atol=1e-7)
     with pytest.raises(ValueError, match="`t` must lie within the flow"):
         full.at(801.0)
 

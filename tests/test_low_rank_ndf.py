@@ -3,6 +3,7 @@
 import functools
 
 import diffrax
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,8 +11,15 @@ import oracles
 import pytest
 
 import gradflow
-from gradflow import InfiniteContext, MarkovChain, OneLayerTransformer, Problem
-from gradflow.solvers import LowRankNDF
+from gradflow import (
+    InfiniteContext,
+    MarkovChain,
+    OneLayerTransformer,
+    Problem,
+    _segments as segments,
+)
+from gradflow._ravel import Ravel
+from gradflow.solvers import LowRankNDF, MeshInterpolation
 
 
 @functools.cache  # the same loss object each time, so that it is compiled once
@@ -203,3 +211,49 @@ def test_losses_without_curvature(loss, exact):
     flow = gradflow.integrate(loss, jnp.asarray(start), 2.0, solver="ndf")
     expected = exact(start[None, :], flow.ts[:, None])
     assert np.max(np.abs(flow.params - expected)) < 10 * 1e-8 * np.max(np.abs(expected))
+
+
+def stored_on_mesh(loss, start, t1, rtol, steps):
+    """The pieces of dense output of a solve in segments of so many steps."""
+    ravel = Ravel.of(start)
+    tolerances = jnp.asarray(rtol), jnp.asarray(1e-3 * rtol)
+    equation = segments.Equation(loss, ravel, LowRankNDF(counts_work=True), *tolerances)
+    end = jnp.asarray(t1)
+    state, _ = segments.start(equation, ravel.ravel(start), end, jnp.asarray(10**6))
+    pieces = []
+    while float(state.t) < t1:
+        segment = segments.advance(equation, state, end, steps, None)
+        pieces.append((float(state.t), float(segment.state.t), segment.dense))
+        state = segment.state
+    return pieces
+
+
+@pytest.mark.parametrize("steps", [3, 64, 4096])
+def test_the_mesh_alone_is_dense_output_of_the_methods_own_order(steps):
+    """Between steps as accurate as at them, whatever the segments."""
+    loss, start, exact = stiff_saddle()
+    pieces = stored_on_mesh(loss, start, 5.0, 1e-7, steps)
+    assert all(isinstance(dense, MeshInterpolation) for *_, dense in pieces)
+    assert len(pieces) > 300 or steps > 3
+    at = jax.jit(lambda dense, ts: jax.vmap(dense.evaluate)(ts))
+    # As small as the first step, and as long as the horizon.
+    times = np.geomspace(1e-7, 5.0, 4001)
+    worst = 0.0
+    for begin, end, dense in pieces:
+        inside = times[(times >= begin) & (times <= end)]
+        padded = np.pad(inside, (0, 4001 - len(inside)), constant_values=end)
+        found = at(dense, jnp.asarray(padded))[: len(inside)]
+        worst = max(worst, np.max(np.abs(found - exact(inside)), initial=0.0))
+    assert worst < 1e-6
+    begin, end, dense = pieces[0]
+    np.testing.assert_array_equal(dense.evaluate(jnp.asarray(0.0)), start)
+    last = int(dense.ts_size) - 1
+    np.testing.assert_array_equal(dense.evaluate(dense.ts[last]), dense.ys[last - 1])
+
+
+def test_a_segment_without_a_step_knows_its_start():
+    loss, start, _ = stiff_saddle()
+    (_, _, dense), *_ = stored_on_mesh(loss, start, 1e-3, 1e-7, 4096)
+    stuck = eqx.tree_at(lambda d: d.ts_size, dense, jnp.ones((), int))
+    np.testing.assert_array_equal(stuck.evaluate(jnp.asarray(0.0)), start)
+    np.testing.assert_array_equal(stuck.recent.ys, dense.before.ys)

@@ -15,4 +15,10 @@ from ._controller import (
 from ._fixed import RK4 as RK4, FixedStepController as FixedStepController
 from ._kvaerno5 import Kvaerno3 as Kvaerno3, Kvaerno5 as Kvaerno5
 from ._low_rank_ndf import LowRankNDF as LowRankNDF
+from ._mesh import (
+    MeshInterpolation as MeshInterpolation,
+    RecentPoints as RecentPoints,
+    is_on_mesh as is_on_mesh,
+    on_mesh as on_mesh,
+)
 from ._stabilised import ROCK4 as ROCK4
