@@ -12,6 +12,12 @@ jax.config.update("jax_enable_x64", True)
 from . import solvers as solvers  # noqa: E402
 from ._certificate import Certificate as Certificate  # noqa: E402
 from ._converged import Convergence as Convergence, converged as converged  # noqa: E402
+from ._events import (  # noqa: E402
+    Event as Event,
+    Occurrence as Occurrence,
+    Occurrences as Occurrences,
+    find_events as find_events,
+)
 from ._flow import Flow as Flow, FlowError as FlowError  # noqa: E402
 from ._integrate import integrate as integrate  # noqa: E402
 from ._storage import RunFileError as RunFileError  # noqa: E402
@@ -26,6 +32,12 @@ from .populations import (  # noqa: E402
     Population as Population,
 )
 from .problem import Problem as Problem  # noqa: E402
+from .stages import (  # noqa: E402
+    Plateau as Plateau,
+    Stage as Stage,
+    Stages as Stages,
+    find_stages as find_stages,
+)
 
 __version__ = importlib.metadata.version("gradflow")
 

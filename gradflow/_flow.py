@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, PyTree
 
 from . import _checks, _storage
 from ._certificate import Certificate
+from ._checks import Checked
 from ._ravel import Ravel, path_name
 
 if TYPE_CHECKING:
@@ -51,14 +52,39 @@ class DenseOutput(eqx.Module):
     def covers(self, t: float) -> bool:
         return bool(self.starts) and t <= self.end
 
-    def evaluate(self, t: float) -> Float[Array, " n"]:
-        piece = self.pieces[bisect.bisect_right(self.starts, t) - 1]
-        return _evaluate(piece, jnp.asarray(t))
+    def piece(self, t: float) -> int:
+        """The piece that answers at time t."""
+        return bisect.bisect_right(self.starts, t) - 1
+
+    def over(self, start: float, end: float) -> Any:
+        """The piece that answers from `start` to `end`, if one does."""
+        first = self.piece(start)
+        until = [*self.starts[1:], self.end][first]
+        return self.pieces[first] if end <= until else None
+
+    @property
+    def mesh(self) -> Float[np.ndarray, " steps"]:
+        """The times between which the solver stepped."""
+        sizes = [int(piece.ts_size) for piece in self.pieces]
+        ts = [
+            np.asarray(p.ts)[:n] for p, n in zip(self.pieces, sizes, strict=True) if n
+        ]
+        return np.unique(np.concatenate(ts))
+
+
+BATCHED_NUMBERS = 2**16
+"""How many states are evaluated at once: as many as have this many numbers together."""
 
 
 @eqx.filter_jit
-def _evaluate(piece: Any, t: Float[Array, ""]) -> Float[Array, " n"]:
-    return piece.evaluate(t)
+def _observe(
+    function: Callable, ravel: Ravel, piece: Any, ts: Float[Array, " times"]
+) -> PyTree:
+    """`function(t, params)` at times within a piece of dense output."""
+    batch = max(1, min(32, BATCHED_NUMBERS // ravel.size))
+    return jax.lax.map(
+        lambda t: function(t, ravel.unravel(piece.evaluate(t))), ts, batch_size=batch
+    )
 
 
 IntegrateAgain = Callable[
@@ -122,18 +148,75 @@ class Flow(eqx.Module):
         output answers where it was kept; elsewhere the flow is integrated again from
         the last saved time before `t`, with the same solver and tolerances.
         """
-        times = _checks.real_array("t", t)
-        end = self.ts[-1]
+        times = self._times("t", t)
+        if times.ndim == 0:
+            return self._state_at(float(times))
+        states = self.along(_the_parameters, times.ravel())
+        return jax.tree.map(
+            lambda x: jnp.asarray(x).reshape(*times.shape, *x.shape[1:]), states
+        )
+
+    @property
+    def mesh(self) -> Float[np.ndarray, " steps"]:
+        """The times between which the solver stepped, where its dense output was kept;
+        beyond that, the saved times."""
+        if self.dense is None:
+            return self.ts
+        return np.append(self.dense.mesh, self.ts[self.ts > self.dense.end])
+
+    def observe(self, function: Checked[Callable[[PyTree], Any]], ts: Any) -> PyTree:
+        """`function` of the parameters at each of the times `ts`, stacked: what was not
+        watched while the flow was integrated, or at times that were not saved. Where
+        dense output was kept it is one compiled function, batched over times."""
+        if not callable(function):
+            raise ValueError(
+                "`function` must be a function of the parameters, got "
+                f"{type(function).__name__}."
+            )
+        times = self._times("ts", ts)
+        if times.ndim != 1:
+            raise ValueError(f"`ts` must be a list of times, got shape {times.shape}.")
+        return self.along(_Untimed(function), times)
+
+    def _times(self, name: str, value: Any) -> np.ndarray:
+        times, end = _checks.real_array(name, value), self.ts[-1]
         if times.size == 0 or not np.all((times >= 0) & (times <= end)):
             raise ValueError(
-                f"`t` must lie within the flow, from 0 to {end:g}, got {t!r}."
+                f"`{name}` must lie within the flow, from 0 to {end:g}, got {value!r}."
             )
-        states = [self._state_at(float(time)) for time in times.ravel()]
-        if times.ndim == 0:
-            return states[0]
-        return jax.tree.map(
-            lambda *x: jnp.stack(x).reshape(*times.shape, *x[0].shape), *states
-        )
+        return times
+
+    def along(self, function: Callable, times: Float[np.ndarray, " times"]) -> PyTree:
+        """`function(t, params)` at all times, on the host."""
+        rows: list[Any] = [None] * len(times)
+        where = np.array([self.source(float(t)) for t in times])
+        for source in np.unique(where):
+            index = np.flatnonzero(where == source)
+            if source < 0:
+                for i in index:
+                    t = float(times[i])
+                    rows[i] = function(jnp.asarray(t), self._state_at(t))
+                continue
+            assert self.dense is not None
+            # Few lengths, so that few compilations serve all.
+            size = 1 << max(len(index) - 1, 0).bit_length()
+            padded = np.pad(times[index], (0, size - len(index)), mode="edge")
+            values = _observe(
+                function,
+                Ravel.of(self.start),
+                self.dense.pieces[source],
+                jnp.asarray(padded),
+            )
+            values = jax.tree.map(np.asarray, values)
+            for row, i in enumerate(index):
+                rows[i] = jax.tree.map(lambda x, row=row: x[row], values)
+        return jax.tree.map(lambda *x: np.stack(x), *rows)
+
+    def source(self, t: float) -> int:
+        """The piece of dense output that answers at time t, or -1."""
+        if self.dense is None or not self.dense.covers(t):
+            return -1
+        return self.dense.piece(t)
 
     def _state_at(self, t: float) -> PyTree:
         index = int(np.searchsorted(self.ts, t, side="right")) - 1
@@ -141,9 +224,12 @@ class Flow(eqx.Module):
         saved = self.start if index < 0 else _at_index(self.params, index)
         if before == t:
             return saved
+        source = self.source(t)
+        if self.dense is not None and source >= 0:
+            piece, at = self.dense.pieces[source], jnp.asarray(t)[None]
+            states = _observe(_the_parameters, Ravel.of(saved), piece, at)
+            return jax.tree.map(lambda x: x[0], states)
         ravel = Ravel.of(saved)
-        if self.dense is not None and self.dense.covers(t):
-            return ravel.unravel(self.dense.evaluate(t))
         loss = self.require_problem("`Flow.at` between saved times")
         (integrate_again,) = _integrate_again
         return ravel.unravel(
@@ -294,6 +380,19 @@ class Flow(eqx.Module):
             f"loss {self.loss[0]:.6g} → {self.loss[-1]:.6g}, "
             f"{_result_name(self.result)})"
         )
+
+
+class _Untimed(eqx.Module):
+    """A function of the parameters, at any time."""
+
+    function: Callable
+
+    def __call__(self, t: Any, params: PyTree) -> Any:
+        return self.function(params)
+
+
+def _the_parameters(t: Any, params: PyTree) -> PyTree:
+    return params
 
 
 def _at_index(params: PyTree, index: int) -> PyTree:

@@ -1,6 +1,18 @@
 """Strict numerics for all tests: shapes and types are checked at run time, NumPy and
 JAX arrays are not promoted silently, warnings are errors (pyproject.toml)."""
 
+import os
+from pathlib import Path
+
+# What was compiled once is not compiled again, by subprocesses neither. A directory for
+# each worker, as jax does not write these files atomically.
+os.environ["JAX_COMPILATION_CACHE_DIR"] = str(
+    Path(__file__).parent.parent
+    / ".pytest_cache"
+    / f"compiled-{os.environ.get('PYTEST_XDIST_WORKER', 'alone')}"
+)
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
+
 import jax
 import jaxtyping
 import matplotlib

@@ -21,9 +21,11 @@ MAY_IMPORT = {
     "_progress": set(),
     "_segments": {"solvers"},
     "_flow": set(),
+    "_events": {"_flow"},
     "_record": {"_flow", "_segments"},
     "_integrate": {"_flow", "_progress", "_record", "_segments", "solvers"},
     "_converged": {"_flow", "_integrate"},
+    "stages": {"_events", "_flow", "models", "problem"},
     "plotting": {"_flow", "problem", "populations", "chains", "models"},
     "cli": {
         "_flow",
