@@ -15,8 +15,9 @@ SHARED = {"_checks", "_ravel", "_storage", "_types", "_certificate", "_compile_c
 MAY_IMPORT = {
     "chains": set(),
     "populations": {"chains"},
-    "models": {"populations"},
-    "problem": {"models", "populations"},
+    "_population_loss": {"populations"},
+    "models": {"_population_loss", "populations"},
+    "problem": {"_population_loss", "models", "populations"},
     "solvers": set(),
     "_progress": set(),
     "_segments": {"solvers"},
