@@ -19,6 +19,8 @@ from .chains import MarkovChain as MarkovChain  # noqa: E402
 from .models import (  # noqa: E402
     OneLayerParameters as OneLayerParameters,
     OneLayerTransformer as OneLayerTransformer,
+    RankOneFlow as RankOneFlow,
+    RankOneParameters as RankOneParameters,
 )
 from .populations import (  # noqa: E402
     FiniteContext as FiniteContext,

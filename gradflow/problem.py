@@ -26,6 +26,13 @@ class Problem(PopulationLoss):
     model: Checked[OneLayerTransformer]
     population: Checked[Population]
 
+    # Spelt out as to a type checker the base class's field would come first.
+    def __init__(
+        self, model: Checked[OneLayerTransformer], population: Checked[Population]
+    ):
+        self.model = model
+        self.population = population
+
     def __check_init__(self):
         check_population(self.population)
         if not isinstance(self.model, OneLayerTransformer):
