@@ -25,7 +25,15 @@ MAY_IMPORT = {
     "_record": {"_flow", "_segments"},
     "_integrate": {"_flow", "_progress", "_record", "_segments", "solvers"},
     "_converged": {"_flow", "_integrate"},
-    "plotting": {"_flow", "problem", "populations", "chains", "models"},
+    "_rank_one_comparison": {"_flow", "_integrate", "models", "problem"},
+    "plotting": {
+        "_flow",
+        "_rank_one_comparison",
+        "chains",
+        "models",
+        "populations",
+        "problem",
+    },
     "cli": {
         "_flow",
         "_integrate",
