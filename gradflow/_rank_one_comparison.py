@@ -132,9 +132,9 @@ def compare_rank_one(
     if start is None:
         start = _nearest_time(reduction, flow, _times_between(flow, 0.0, end)[:-1])
     times = _times_between(flow, start, end)
-    states = flow.at(times)
+    states = _stacked([flow.at(float(t)) for t in times])
     first = _at(states, 0)
-    alpha, alpha_bar = reduction.directions(first)
+    alpha, alpha_bar = map(np.asarray, reduction.directions(first))
     reduced = integrate(
         reduction,
         reduction.project(first),
@@ -162,15 +162,15 @@ def compare_rank_one(
         full=flow,
         reduced=reduced,
         start=start,
-        alpha=np.asarray(alpha),
-        alpha_bar=np.asarray(alpha_bar),
+        alpha=alpha,
+        alpha_bar=alpha_bar,
         times=times,
         distance=distance,
         off_manifold=off[:, 0],
         attention_off_manifold=float(off[0, 1]),
         full_loss=full_loss,
         reduced_loss=reduced_loss,
-        full_gamma=np.asarray(states.W0 @ alpha),
+        full_gamma=states.W0 @ alpha,
         reduced_gamma=np.asarray(reduced.params.gamma),
         frequent=frequent,
         full_attention=full_attention,
@@ -314,6 +314,11 @@ def _seen(
     ]
     losses, attention = zip(*rows, strict=True)
     return np.array(losses), np.array(attention)
+
+
+def _stacked(states: list[PyTree]) -> PyTree:
+    """By NumPy: JAX would compile anew for each number of states."""
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *states)
 
 
 def _at(states: PyTree, index: int) -> PyTree:

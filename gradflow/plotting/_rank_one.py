@@ -70,10 +70,14 @@ def _plot_losses(
     ax: Axes,
 ) -> None:
     ts = comparison.times[shown]
-    ax.plot(ts, comparison.full_loss[shown], color=COLOURS[0], **FULL)
-    ax.plot(ts, comparison.reduced_loss[shown], **REDUCED)
+    ax.plot(
+        ts, comparison.full_loss[shown], color=COLOURS[0], label="full flow", **FULL
+    )
+    ax.plot(ts, comparison.reduced_loss[shown], label="rank-one reduction", **REDUCED)
     ax.set_ylabel("loss $L$ (nats)")
     ax.set_title("Loss", loc="left")
+    # Upper right, which a falling loss leaves free.
+    ax.legend(fontsize="small", loc="upper right")
 
 
 def _plot_distances(
