@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
+from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from scipy.integrate import solve_ivp
 from scipy.optimize import minimize
@@ -568,7 +569,7 @@ def test_figure(comparison):
         "(a) Loss",
         "(b) Distance",
         "(c) Embeddings",
-        "(d) Attention on the most frequent token",
+        "(d) Attention",
     ]
     full_lines = [line.get_ydata() for line in loss.lines[:2]]
     np.testing.assert_array_equal(full_lines, [c.full_loss, c.reduced_loss])
@@ -599,15 +600,35 @@ def test_figure(comparison):
     assert names[-2:] == ["rank-one reduction", "apart by 1 %, 10 %"]
 
 
-def test_figure_clips_and_overlaps_nothing(comparison):
-    figure = plotting.rank_one(comparison)
+@pytest.fixture
+def many(comparison):
+    """Ten tokens with long names, whose curves are made up."""
+    law = np.arange(10.0, 0.0, -1.0) / 55
+    chain = MarkovChain.sticky(
+        law, 0.5, labels=[f"token number {i}" for i in range(10)]
+    )
+    problem = Problem(OneLayerTransformer(10, 2), InfiniteContext(chain))
+    curves = np.random.default_rng(0).uniform(size=(4, len(comparison.times), 10))
+    names = ("full_gamma", "reduced_gamma", "full_attention", "reduced_attention")
+    return dataclasses.replace(
+        comparison,
+        full=dataclasses.replace(comparison.full, problem=problem),
+        **dict(zip(names, curves, strict=True)),
+    )
+
+
+@pytest.mark.parametrize("which", ["comparison", "many"])
+def test_figure_clips_and_overlaps_nothing(which, request):
+    figure = plotting.rank_one(request.getfixturevalue(which))
     figure.draw_without_rendering()
     canvas = figure.bbox.padded(1)
+    legend = figure.legends[0].get_window_extent()
+    assert canvas.x0 <= legend.x0 < legend.x1 <= canvas.x1
     for ax in figure.axes:
         box = ax.get_tightbbox()
         assert canvas.x0 <= box.x0 < box.x1 <= canvas.x1
         assert canvas.y0 <= box.y0 < box.y1 <= canvas.y1
-        assert not box.overlaps(figure.legends[0].get_window_extent())
+        assert not box.overlaps(legend)
         shown = [
             label.get_window_extent()
             for label in ax.get_xticklabels(which="both")
@@ -615,6 +636,19 @@ def test_figure_clips_and_overlaps_nothing(comparison):
         ]
         shown.sort(key=lambda b: b.x0)
         assert all(a.x1 < b.x0 for a, b in itertools.pairwise(shown))
+
+
+def test_figure_of_many_tokens_shows_the_most_frequent(many):
+    figure = plotting.rank_one(many)
+    assert figure.axes[2].get_title(loc="left") == (
+        "(c) Embeddings (8 most frequent of 10)"
+    )
+    assert len(figure.legends[0].get_texts()) == 8 + 2
+    drawn = [line.get_ydata() for line in figure.axes[2].lines[:16:2]]
+    np.testing.assert_array_equal(drawn, many.full_gamma.T[:8])
+    for ax in figure.axes[2:]:  # a dashed line is seen on every solid one
+        pairs = zip(ax.lines[:16:2], ax.lines[1:16:2], strict=True)
+        assert all(to_rgba(a.get_color()) != to_rgba(b.get_color()) for a, b in pairs)
 
 
 def test_figure_in_a_figure_of_ones_own(comparison):

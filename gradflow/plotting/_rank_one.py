@@ -153,7 +153,7 @@ def _plot_attention(
     frequent = tokens.labels[list(tokens.indices).index(comparison.frequent)]
     ax.set_ylim(-0.03, 1.03)
     ax.set_ylabel(f"attention of each query on token {frequent}")
-    ax.set_title(f"Attention on the most frequent token{tokens.note}", loc="left")
+    ax.set_title(f"Attention{tokens.note}", loc="left")
 
 
 def _legend(
@@ -176,8 +176,14 @@ def _legend(
         lines["apart by 1 %, 10 %"] = Line2D([], [], **APART)
     handles, names = list(lines.values()), list(lines)
     if isinstance(figure.get_layout_engine(), ConstrainedLayoutEngine):
-        columns = min(len(lines), 6)
-        figure.legend(handles, names, loc="outside lower center", ncols=columns)
+        columns = len(lines) if len(lines) <= 6 else (len(lines) + 1) // 2
+        figure.legend(
+            handles,
+            names,
+            loc="outside lower center",
+            ncols=columns,
+            fontsize="small",
+        )
     else:
         last.legend(handles, names, fontsize="small")
 
@@ -189,10 +195,13 @@ def _plot_pairs(
     reduced: Float[np.ndarray, "shown d"],
     tokens: Tokens,
 ) -> None:
-    """For each token a solid line, and a dashed one in black over it."""
+    """For each token a solid line, and a dashed one over it: in black, or in grey
+    over a black one."""
     for colour, token in zip(COLOURS, tokens.indices, strict=False):
         ax.plot(ts, full[:, token], color=colour, **FULL)
         ax.plot(ts, reduced[:, token], **REDUCED)
+        if colour == COLOURS[-1]:
+            ax.lines[-1].set_color("0.8")
 
 
 _panels = (_plot_losses, _plot_distances, _plot_embeddings, _plot_attention)
