@@ -20,11 +20,17 @@ from ._events import (  # noqa: E402
 )
 from ._flow import Flow as Flow, FlowError as FlowError  # noqa: E402
 from ._integrate import integrate as integrate  # noqa: E402
+from ._rank_one_comparison import (  # noqa: E402
+    RankOneComparison as RankOneComparison,
+    compare_rank_one as compare_rank_one,
+)
 from ._storage import RunFileError as RunFileError  # noqa: E402
 from .chains import MarkovChain as MarkovChain  # noqa: E402
 from .models import (  # noqa: E402
     OneLayerParameters as OneLayerParameters,
     OneLayerTransformer as OneLayerTransformer,
+    RankOneFlow as RankOneFlow,
+    RankOneParameters as RankOneParameters,
 )
 from .populations import (  # noqa: E402
     FiniteContext as FiniteContext,

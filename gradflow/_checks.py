@@ -111,3 +111,16 @@ def floating_parameters(name: str, params: Any) -> None:
             )
         if not np.all(np.isfinite(values)):
             raise ValueError(f"`{where}` must be finite, got NaN or infinity.")
+
+
+def parameters_of(kind: type, shapes: dict[str, tuple[int, ...]], params: Any) -> None:
+    """Refuse `params` that are not a `kind` whose fields have these shapes."""
+    if not isinstance(params, kind):
+        raise ValueError(
+            f"`params` must be {kind.__name__} (the problem's `init` makes them), got "
+            f"{type(params).__name__}."
+        )
+    for name, shape in shapes.items():
+        found = np.shape(getattr(params, name))
+        if found != shape:
+            raise ValueError(f"`params.{name}` must have shape {shape}, got {found}.")

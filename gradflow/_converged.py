@@ -10,7 +10,7 @@ from jaxtyping import Float
 from . import _checks
 from ._checks import Checked
 from ._flow import Flow
-from ._integrate import integrate
+from ._integrate import integrate, same_solver
 
 ALLOWED = 10.0
 """By how much the error of a whole flow may exceed rtol · max|θ|."""
@@ -77,9 +77,9 @@ def converged(
     }
     against = f"rtol {again['rtol']:g}"
     if solver is None:
-        solver = settings.solver if flow.solver is None else flow.solver
+        solver = same_solver(settings, flow.solver)
         if settings.step is not None:
-            solver, again["step"] = settings.solver, settings.step / 2
+            again["step"] = settings.step / 2
             against = f"a step of {again['step']:g}"
     else:
         against += f" by {solver if isinstance(solver, str) else type(solver).__name__}"

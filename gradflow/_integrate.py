@@ -248,6 +248,24 @@ def _stable_step(loss: Callable, ravel: Ravel, y: Float[Array, " n"]) -> float:
     return 1 / largest
 
 
+def same_solver(
+    settings: Settings, solver: diffrax.AbstractSolver | None
+) -> str | diffrax.AbstractSolver:
+    """What to ask `integrate` for to have a flow's solver again: its name where that
+    says all, else the object itself."""
+    named = settings.solver in solvers.names()
+    if solver is None and not named:  # a loaded flow knows only its solver's name
+        raise ValueError(
+            f"The flow was integrated by {settings.solver!r}, which goes by no "
+            "name here: give it as `Flow.load(path, solver=...)`."
+        )
+    if solver is None or (
+        named and eqx.tree_equal(solver, solvers.resolve(settings.solver).solver)
+    ):
+        return settings.solver
+    return solver
+
+
 def _integrate_again(
     loss: Callable,
     settings: Settings,
@@ -257,18 +275,11 @@ def _integrate_again(
     t1: float,
 ) -> Float[Array, " n"]:
     """The flat state at t1 of the flow that is at `params` at t0."""
-    if solver is None:  # a loaded flow knows only its solver's name
-        if settings.solver not in solvers.names():
-            raise ValueError(
-                f"The flow was integrated by {settings.solver!r}, which goes by no "
-                "name here: give it as `Flow.load(path, solver=...)`."
-            )
-        solver = solvers.resolve(settings.solver).solver
     ravel = Ravel.of(params)
     equation = Equation(
         loss,
         ravel,
-        solver,
+        solvers.resolve(same_solver(settings, solver)).solver,
         jnp.asarray(settings.rtol),
         jnp.asarray(settings.atol),
         None if settings.step is None else jnp.asarray(settings.step),

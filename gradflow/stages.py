@@ -146,7 +146,7 @@ def find_stages(flow: Checked[Flow]) -> Stages:
     if isinstance(loss, Problem) and isinstance(loss.model, OneLayerTransformer):
         stages, reason = _focus_and_dilution(clock)
         return Stages(stages, clock.plateaus, reason)
-    return Stages(_plain(clock), clock.plateaus)
+    return Stages(list(_plain(clock)), clock.plateaus)
 
 
 #

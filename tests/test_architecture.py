@@ -15,8 +15,9 @@ SHARED = {"_checks", "_ravel", "_storage", "_types", "_certificate", "_compile_c
 MAY_IMPORT = {
     "chains": set(),
     "populations": {"chains"},
-    "models": {"populations"},
-    "problem": {"models", "populations"},
+    "_population_loss": {"populations"},
+    "models": {"_population_loss", "populations"},
+    "problem": {"_population_loss", "models", "populations"},
     "solvers": set(),
     "_progress": set(),
     "_segments": {"solvers"},
@@ -26,7 +27,17 @@ MAY_IMPORT = {
     "_integrate": {"_flow", "_progress", "_record", "_segments", "solvers"},
     "_converged": {"_flow", "_integrate"},
     "stages": {"_events", "_flow", "models", "problem"},
-    "plotting": {"_flow", "problem", "populations", "chains", "models"},
+    "_rank_one_comparison": {"_flow", "_integrate", "models", "problem"},
+    "plotting": {
+        "_flow",
+        "_rank_one_comparison",
+        "chains",
+        "models",
+        "populations",
+        "problem",
+        "stages",
+        "saddles",
+    },
     "cli": {
         "_flow",
         "_integrate",
@@ -35,7 +46,9 @@ MAY_IMPORT = {
         "plotting",
         "populations",
         "problem",
+        "saddles",
         "solvers",
+        "stages",
     },
 }
 """Left may import right, and the shared helpers. `populations → models` is for the type

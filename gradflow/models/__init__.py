@@ -5,3 +5,7 @@ from ._one_layer import (
     OneLayerParameters as OneLayerParameters,
     OneLayerTransformer as OneLayerTransformer,
 )
+from ._rank_one import (
+    RankOneFlow as RankOneFlow,
+    RankOneParameters as RankOneParameters,
+)

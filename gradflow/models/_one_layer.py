@@ -84,17 +84,7 @@ class OneLayerTransformer(eqx.Module):
 
     def check(self, params: Any) -> None:
         """Refuse parameters that are not this model's."""
-        if not isinstance(params, OneLayerParameters):
-            raise ValueError(
-                "`params` must be OneLayerParameters (Problem.init makes them), got "
-                f"{type(params).__name__}."
-            )
-        for name, shape in self.shapes.items():
-            found = jnp.shape(getattr(params, name))
-            if found != shape:
-                raise ValueError(
-                    f"`params.{name}` must have shape {shape}, got {found}."
-                )
+        _checks.parameters_of(OneLayerParameters, self.shapes, params)
 
     def context_attention(
         self, params: OneLayerParameters, population: Population

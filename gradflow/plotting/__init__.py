@@ -4,4 +4,5 @@ from ._attention import plot_attention as plot_attention
 from ._embeddings import plot_embeddings as plot_embeddings
 from ._loss import plot_loss as plot_loss
 from ._overview import overview as overview
+from ._rank_one import rank_one as rank_one
 from ._singular_values import plot_singular_values as plot_singular_values

@@ -1,10 +1,13 @@
 """What the figures share: Axes, the logarithmic clock, tokens and their colours."""
 
+import io
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from .._flow import Flow
 
@@ -38,6 +41,15 @@ def axes_or_new(ax: Axes | None, figsize: tuple[float, float] = (5.2, 4.0)) -> A
     return new
 
 
+class NotebookFigure(Figure):
+    """A figure that a notebook shows without pyplot's help."""
+
+    def _repr_png_(self) -> bytes:
+        image = io.BytesIO()
+        self.savefig(image, format="png")
+        return image.getvalue()
+
+
 def shown_times(flow: Flow) -> Int[np.ndarray, " shown"]:
     """The indices of the times that a logarithmic axis can show: all but zero."""
     shown = np.flatnonzero(flow.ts > 0)
@@ -52,6 +64,11 @@ def shown_times(flow: Flow) -> Int[np.ndarray, " shown"]:
 def logarithmic_clock(ax: Axes, ts: Float[np.ndarray, " shown"]) -> None:
     ax.set_xscale("log")
     ax.set_xlim(float(ts[0]), float(ts[-1]))
+    if ts[-1] < 100 * ts[0]:
+        # So few decades leave matplotlib to label 3×10² and 4×10² over each other.
+        ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        ax.xaxis.set_major_formatter("{x:g}")
+        ax.xaxis.set_minor_formatter(NullFormatter())
     ax.set_xlabel("time $t$")
 
 

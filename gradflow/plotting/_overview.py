@@ -1,7 +1,5 @@
 """The four figures in one."""
 
-import io
-
 from matplotlib.figure import Figure
 
 from .._flow import Flow
@@ -11,6 +9,7 @@ from ._attention import (
     has_attention,
     plot_attention,
 )
+from ._common import NotebookFigure
 from ._embeddings import has_embeddings, plot_embeddings
 from ._loss import plot_loss
 from ._singular_values import has_singular_values, plot_singular_values
@@ -33,9 +32,7 @@ def overview(flow: Flow) -> Figure:
         panels.append(plot_embeddings)
     rows, columns = (2, 2) if len(panels) == 4 else (1, len(panels))
     heights = [4.0] * (rows - 1) + [height]
-    figure = _NotebookFigure(
-        figsize=(5.6 * columns, sum(heights)), layout="constrained"
-    )
+    figure = NotebookFigure(figsize=(5.6 * columns, sum(heights)), layout="constrained")
     figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1)  # pyright: ignore
     axes = figure.subplots(rows, columns, squeeze=False, height_ratios=heights)
     for letter, plot, ax in zip("abcd", panels, axes.flat, strict=False):
@@ -43,12 +40,3 @@ def overview(flow: Flow) -> Figure:
         if len(panels) > 1:
             ax.set_title(f"({letter}) {ax.get_title(loc='left')}", loc="left")
     return figure
-
-
-class _NotebookFigure(Figure):
-    """A figure that a notebook shows without pyplot's help."""
-
-    def _repr_png_(self) -> bytes:
-        image = io.BytesIO()
-        self.savefig(image, format="png")
-        return image.getvalue()
