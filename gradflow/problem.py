@@ -49,6 +49,10 @@ class Problem(PopulationLoss):
     def logits(self, params: PyTree) -> Float[AnyArray, "contexts d"]:
         return self.model.logits(params, self.population)
 
+    def symmetry_generators(self, params: PyTree) -> PyTree:
+        """How `params` move under the symmetries of the loss, one row for each."""
+        return self.model.symmetry_generators(params)
+
     def check(self, params: PyTree) -> None:
         """Raise a `ValueError` if `params` are not parameters of this problem."""
         self.model.check(params)

@@ -6,6 +6,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Float
 
 from .. import _checks
@@ -121,6 +122,26 @@ class OneLayerTransformer(eqx.Module):
             "projection_sum": W1.T,
         }
 
+    def symmetry_generators(self, params: OneLayerParameters) -> OneLayerParameters:
+        """How `params` move, to first order, under the rotations that the loss and the
+        flow do not see: one row for each plane of R^m and then of R^k.
+
+            W0 → W0 R, (W1, WQ, WK) → Rᵀ(W1, WQ, WK);   (WQ, WK) → (WQ, WK) S
+        """
+        W0, WQ, WK, W1 = params.W0, params.WQ, params.WK, params.W1
+        X, Y = _rotations(self.width), _rotations(self.head_width)
+        still = len(Y)
+
+        def rows(by_X: Any, by_Y: Any) -> Any:
+            return jnp.concatenate([by_X, by_Y])
+
+        return OneLayerParameters(
+            W0=rows(W0 @ X, jnp.zeros((still, *W0.shape))),
+            WQ=rows(-X @ WQ, WQ @ Y),
+            WK=rows(-X @ WK, WK @ Y),
+            W1=rows(-X @ W1, jnp.zeros((still, *W1.shape))),
+        )
+
     def observables(
         self, population: Population
     ) -> dict[str, Callable[[OneLayerParameters], Float[AnyArray, "..."]]]:
@@ -177,3 +198,13 @@ class OneLayerTransformer(eqx.Module):
             "width": self.width,
             "head_width": self.head_width,
         }
+
+
+def _rotations(size: int) -> Float[AnyArray, "planes n n"]:
+    """The generator of the rotations in each coordinate plane."""
+    row, column = np.triu_indices(size, 1)
+    plane = np.arange(len(row))
+    generators = np.zeros((len(row), size, size))
+    generators[plane, row, column] = 1.0
+    generators[plane, column, row] = -1.0
+    return generators
