@@ -2,10 +2,13 @@
 what came, and runs before any work starts."""
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
+import equinox as eqx
 import jax
 import numpy as np
+from jaxtyping import PyTree
 
 from ._ravel import path_name
 
@@ -124,3 +127,55 @@ def parameters_of(kind: type, shapes: dict[str, tuple[int, ...]], params: Any) -
         found = np.shape(getattr(params, name))
         if found != shape:
             raise ValueError(f"`params.{name}` must have shape {shape}, got {found}.")
+
+
+def scalar_loss(loss: Any, params: PyTree) -> None:
+    """Refuse a loss that is no real function of `params`, and `params` that no flow
+    can move."""
+    if not callable(loss):
+        raise ValueError(
+            f"`loss` must be a callable on parameters, got {type(loss).__name__}."
+        )
+    if isinstance(loss, type):
+        raise ValueError(f"`loss` must be an object, got the class {loss.__name__}.")
+    floating_parameters("params", params)
+    if hasattr(loss, "check"):
+        loss.check(params)
+    value = shape_of_result(loss, params)
+    if not is_scalar(value, "f"):
+        raise ValueError(f"`loss` must return a real scalar, got {value!r}.")
+
+
+@eqx.filter_jit
+def shape_of_result(function: Callable[[PyTree], Any], params: PyTree) -> Any:
+    """The shapes and types that `function` returns; traced once and remembered."""
+    return jax.eval_shape(function, jax.tree.map(_double, params))
+
+
+def _double(leaf: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(np.shape(leaf), np.float64)
+
+
+def is_scalar(value: Any, kinds: str) -> bool:
+    """Whether a result's shape is that of a scalar of one of these NumPy kinds."""
+    is_array = isinstance(value, jax.ShapeDtypeStruct)
+    return is_array and value.shape == () and value.dtype.kind in kinds
+
+
+def increasing_times(name: str, value: Any) -> np.ndarray:
+    """`value` as times that increase strictly."""
+    times = real_array(name, value)
+    if times.ndim != 1 or times.size == 0:
+        raise ValueError(
+            f"`{name}` must be a one-dimensional list of times, got shape "
+            f"{times.shape}."
+        )
+    gaps = np.diff(times)
+    if np.any(gaps <= 0):
+        at = int(np.argmax(gaps <= 0))
+        kind = "repeated" if gaps[at] == 0 else "not sorted"
+        raise ValueError(
+            f"`{name}` must increase strictly, but is {kind} at index {at + 1}: "
+            f"{times[at]:g}, {times[at + 1]:g}."
+        )
+    return times

@@ -97,7 +97,7 @@ def integrate(
     dense_memory = _checks.whole_number("dense_memory", dense_memory, least=0)
     if step is not None:
         step = _checks.positive_number("step", step)
-    _check_loss(loss, params)
+    _checks.scalar_loss(loss, params)
     named, functions = _chosen_observables(loss, params, observables)
     _check_event(event, params)
 
@@ -311,55 +311,13 @@ set_integrate_again(_integrate_again)
 def _saved_times(ts: Any, t1: float) -> Float[np.ndarray, " times"]:
     if ts is None:
         return np.append(0.0, np.geomspace(1e-5 * t1, t1, DEFAULT_TIMES))
-    times = _checks.real_array("ts", ts)
-    if times.ndim != 1 or times.size == 0:
-        raise ValueError(
-            f"`ts` must be a one-dimensional list of times, got shape {times.shape}."
-        )
-    gaps = np.diff(times)
-    if np.any(gaps <= 0):
-        at = int(np.argmax(gaps <= 0))
-        kind = "repeated" if gaps[at] == 0 else "not sorted"
-        raise ValueError(
-            f"`ts` must increase strictly, but is {kind} at index {at + 1}: "
-            f"{times[at]:g}, {times[at + 1]:g}."
-        )
+    times = _checks.increasing_times("ts", ts)
     if times[0] < 0 or times[-1] > t1:
         raise ValueError(
             f"`ts` must lie between 0 and `t1` = {t1:g}, got times from {times[0]:g} "
             f"to {times[-1]:g}."
         )
     return times
-
-
-def _check_loss(loss: Any, params: PyTree) -> None:
-    if not callable(loss):
-        raise ValueError(
-            f"`loss` must be a callable on parameters, got {type(loss).__name__}."
-        )
-    if isinstance(loss, type):
-        raise ValueError(f"`loss` must be an object, got the class {loss.__name__}.")
-    _checks.floating_parameters("params", params)
-    if hasattr(loss, "check"):
-        loss.check(params)
-    value = _shape(loss, params)
-    if not _is_scalar(value, "f"):
-        raise ValueError(f"`loss` must return a real scalar, got {value!r}.")
-
-
-@eqx.filter_jit
-def _shape(function: Callable[[PyTree], Any], params: PyTree) -> Any:
-    """The shapes and types that `function` returns; traced once and remembered."""
-    return jax.eval_shape(function, jax.tree.map(_double, params))
-
-
-def _double(leaf: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(np.shape(leaf), np.float64)
-
-
-def _is_scalar(value: Any, kinds: str) -> bool:
-    is_array = isinstance(value, jax.ShapeDtypeStruct)
-    return is_array and value.shape == () and value.dtype.kind in kinds
 
 
 class _AllObservables(eqx.Module):
@@ -384,9 +342,10 @@ def _chosen_observables(
     if observables is None:
         if not hasattr(loss, "observables"):
             return (), {}
+        shapes = _checks.shape_of_result(_AllObservables(loss), params)
         sizes = {
             name: sum(leaf.size for leaf in jax.tree.leaves(shape))
-            for name, shape in _shape(_AllObservables(loss), params).items()
+            for name, shape in shapes.items()
         }
         return tuple(k for k, n in sizes.items() if n <= LARGEST_DEFAULT_OBSERVABLE), {}
     if not isinstance(observables, Iterable):
@@ -412,8 +371,8 @@ def _check_event(event: Any, params: PyTree) -> None:
         raise ValueError(
             f"`event` must be a function of the parameters, got {type(event).__name__}."
         )
-    value = _shape(event, params)
-    if not _is_scalar(value, "fb"):
+    value = _checks.shape_of_result(event, params)
+    if not _checks.is_scalar(value, "fb"):
         raise ValueError(
             f"`event` must return a real scalar or a boolean, got {value!r}."
         )
