@@ -9,7 +9,7 @@ from ._checks import Checked
 from ._population_loss import PopulationLoss, check_population
 from ._storage import storable
 from ._types import AnyArray
-from .models import OneLayerTransformer
+from .models import KnownSaddle, OneLayerTransformer
 from .populations import Population
 
 
@@ -48,6 +48,11 @@ class Problem(PopulationLoss):
 
     def logits(self, params: PyTree) -> Float[AnyArray, "contexts d"]:
         return self.model.logits(params, self.population)
+
+    @property
+    def known_saddles(self) -> list[KnownSaddle]:
+        """The saddles of this loss that theory has in closed form."""
+        return self.model.known_saddles(self.population)
 
     def symmetry_generators(self, params: PyTree) -> PyTree:
         """How `params` move under the symmetries of the loss, one row for each."""

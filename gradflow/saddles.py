@@ -21,6 +21,12 @@ LARGEST_ORBIT = 2**26
 """Numbers in the matrix whose rank is the dimension of a symmetry's orbit."""
 
 
+MAX_STEPS = 300
+SAME_LOSS = 1e-9
+"""How far apart the losses of two critical points may be that are the same to theory:
+they are polished to ‖∇L‖ < 1e-12."""
+
+
 class Saddle(eqx.Module):
     """A critical point near which a flow was slow.
 
@@ -34,11 +40,13 @@ class Saddle(eqx.Module):
     """When the flow was slowest near it, from where θ* was searched for."""
     plateau: Plateau
     point: CriticalPoint
+    known: Any
+    """The `KnownSaddle` of theory that it is, by its loss and index; or None."""
     symmetry_nullity: int | None
     """How many of the null directions at θ* turn it by a symmetry of the loss that is
     known; None where none is known."""
     predicted_rate: float
-    """μ, minus the lowest eigenvalue."""
+    """μ, minus the lowest eigenvalue at θ*."""
     measured_rate: float
     """d log‖P(θ - θ*)‖/dt, where it is steadiest between the slowest time and the
     plateau's end."""
@@ -112,20 +120,23 @@ class Saddles(Sequence):
         if not self._saddles:
             return "\n".join(["no saddle found", *self.notes])
         head = (
-            f"{'saddle':>10} {'loss':>9} {'‖∇L‖':>8} {'moved':>8} {'index':>6} "
-            f"{'nullity':>9} {'rate':>9} {'measured':>9} {'overlap':>8} "
-            f"{'residence':>10} {'measured':>9}"
+            f"{'saddle':<6} {'slowest':>9} {'loss':>9} {'‖∇L‖':>8} {'moved':>8} "
+            f"{'index':>5} {'nullity':>8} {'theory':>8} {'rate':>8} {'measured':>8} "
+            f"{'overlap':>7} {'stays':>8} {'measured':>8}"
         )
         lines = [head]
         for s in self._saddles:
             nullity = "" if s.nullity is None else str(s.nullity)
             if s.nullity is not None and s.symmetry_nullity is not None:
                 nullity = f"{s.symmetry_nullity}+{s.other_nullity}"
+            name = "" if s.known is None else s.known.name
+            theory = "" if s.known is None else f"{s.known.rate:.5f}"
             lines.append(
-                f"t ={s.t:>7.4g} {s.loss:>9.6f} {s.point.gradient_norm:>8.1e} "
-                f"{s.distance:>8.1e} {s.index:>6} {nullity:>9} "
-                f"{s.predicted_rate:>9.5f} {s.measured_rate:>9.5f} {s.overlap:>8.4f} "
-                f"{s.predicted_residence:>10.4g} {s.measured_residence:>9.4g}"
+                f"{name:<6} t = {s.t:>5.4g} {s.loss:>9.5f} "
+                f"{s.point.gradient_norm:>8.1e} {s.distance:>8.1e} {s.index:>5} "
+                f"{nullity:>8} {theory:>8} {s.predicted_rate:>8.5f} "
+                f"{s.measured_rate:>8.5f} {s.overlap:>7.4f} "
+                f"{s.predicted_residence:>8.4g} {s.measured_residence:>8.4g}"
             )
         return "\n".join([*lines, *self.notes])
 
@@ -173,7 +184,9 @@ def visited_saddles(
         where = f"near t = {plateau.slowest:.4g}"
         start = flow.at(plateau.slowest)
         try:
-            point = find_critical_point(loss, start, gap=gap, tolerance=tolerance)
+            point = find_critical_point(
+                loss, start, gap=gap, tolerance=tolerance, max_steps=MAX_STEPS
+            )
         except CriticalPointError as error:
             notes.append(f"{where}: {error}")
             continue
@@ -233,7 +246,8 @@ def _saddle(
         t=plateau.slowest,
         plateau=plateau,
         point=point,
-        symmetry_nullity=_orbit_dimension(loss, point.params),
+        known=_known(loss, point),
+        symmetry_nullity=_orbit_dimension(flow, loss, point.params),
         predicted_rate=rate,
         measured_rate=_steadiest(times, seen["rate"]),
         overlap=float(seen["overlap"][best]),
@@ -241,6 +255,13 @@ def _saddle(
         predicted_residence=float(np.log(growth)) / rate,
         measured_residence=plateau.end - plateau.slowest,
     )
+
+
+def _known(loss: Any, point: CriticalPoint) -> Any:
+    for known in getattr(loss, "known_saddles", ()):
+        if known.index == point.index and abs(known.loss - point.loss) < SAME_LOSS:
+            return known
+    return None
 
 
 def _steadiest(
@@ -255,9 +276,11 @@ def _steadiest(
     return float(rates[np.argmin(change)])
 
 
-def _orbit_dimension(loss: Any, params: PyTree) -> int | None:
+def _orbit_dimension(flow: Flow, loss: Any, params: PyTree) -> int | None:
     """The dimension of the orbit of `params` under the symmetries that the loss knows
-    of, from the rank of their generators."""
+    of, from the rank of their generators. What moves less than half way, on a
+    logarithmic scale, from the flow's initial weights to its largest is not counted:
+    at θ¹, that weights which are still at their initial scale turn."""
     generators = getattr(loss, "symmetry_generators", None)
     if generators is None:
         return None
@@ -271,7 +294,9 @@ def _orbit_dimension(loss: Any, params: PyTree) -> int | None:
     matrix = np.concatenate(
         [np.reshape(x, (count, -1)) for x in jax.tree.leaves(vectors)], axis=1
     )
-    values = np.linalg.svd(matrix, compute_uv=False)
-    scale = math.sqrt(sum(float(jnp.sum(x**2)) for x in jax.tree.leaves(params)))
-    # Not relative to the largest: at θ = 0 nothing moves at all.
-    return int(np.sum(values > 1e-8 * scale))
+    least = math.sqrt(_largest(flow.start) * _largest(flow.params))
+    return int(np.sum(np.linalg.svd(matrix, compute_uv=False) > least))
+
+
+def _largest(params: PyTree) -> float:
+    return max(float(np.max(np.abs(x))) for x in jax.tree.leaves(params))

@@ -244,7 +244,7 @@ class _Clock:
         """Where plateau and transition meet: the speed is the geometric mean."""
         a, b = self.extrema[i : i + 2]
         low, high = sorted([a.log_speed, b.log_speed])
-        if b is self.extrema[-1] and i > 0:
+        if b is self.extrema[-1] and b.kind == -1 and i > 0:
             # How slow the flow is in the end is a matter of its horizon.
             low = max(low, min(high, self.extrema[i - 1].log_speed))
         level = 0.5 * (low + high)

@@ -2,6 +2,7 @@
 observables."""
 
 from ._one_layer import (
+    KnownSaddle as KnownSaddle,
     OneLayerParameters as OneLayerParameters,
     OneLayerTransformer as OneLayerTransformer,
 )

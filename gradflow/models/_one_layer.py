@@ -1,7 +1,8 @@
 """The one-layer Transformer of *Focus and Dilution*."""
 
+import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -13,7 +14,7 @@ from .. import _checks
 from .._checks import Checked
 from .._storage import storable
 from .._types import AnyArray
-from ..populations import Population
+from ..populations import InfiniteContext, Population
 
 LARGEST_MODEL = 2**30
 """Parameters that fit in memory: 8 GiB, of which a solver holds several."""
@@ -27,6 +28,17 @@ class OneLayerParameters(eqx.Module):
     WQ: Float[AnyArray, "*time m k"]
     WK: Float[AnyArray, "*time m k"]
     W1: Float[AnyArray, "*time m d"]
+
+
+class KnownSaddle(NamedTuple):
+    """What theory says of a critical point."""
+
+    name: str
+    loss: float
+    rate: float
+    """At which the flow leaves it."""
+    index: int
+    """In how many directions."""
 
 
 @storable
@@ -141,6 +153,32 @@ class OneLayerTransformer(eqx.Module):
             WK=rows(-X @ WK, WK @ Y),
             W1=rows(-X @ W1, jnp.zeros((still, *W1.shape))),
         )
+
+    def known_saddles(self, population: Population) -> list[KnownSaddle]:
+        """The saddles that the theory has in closed form, for infinite context.
+
+        - θ⁰ = 0: it is left at rate ‖π‖·‖π - 1/d‖, in m directions;
+        - θ¹ on the condensed ray, W0 = γαᵀ, W1 = αβᵀ with γ = gπ/‖π‖, β = c/(g‖π‖),
+          c = log π - mean(log π), g² = ‖c‖/‖π‖: the attention grows at rate |κ|, in k
+          directions, κ = [Σ_i π_i γ_i ((P - 1πᵀ)β)_i]·Var_π(γ).
+
+        For uniform π there are none.
+        """
+        law = np.asarray(population.chain.stationary)
+        uniform = np.linalg.norm(law - 1 / len(law))
+        if not isinstance(population, InfiniteContext) or uniform < 1e-12:
+            return []
+        size = np.linalg.norm(law)
+        c = np.log(law) - np.mean(np.log(law))
+        g = np.sqrt(np.linalg.norm(c) / size)
+        gamma, beta = g * law / size, c / (g * size)
+        contrast = np.asarray(population.chain.transition) @ beta - law @ beta
+        kappa = (law @ (gamma * contrast)) * (law @ gamma**2 - (law @ gamma) ** 2)
+        entropy = float(-law @ np.log(law))
+        return [
+            KnownSaddle("θ⁰", math.log(len(law)), float(size * uniform), self.width),
+            KnownSaddle("θ¹", entropy, abs(float(kappa)), self.head_width),
+        ]
 
     def observables(
         self, population: Population
