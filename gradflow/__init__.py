@@ -9,7 +9,7 @@ import jax
 # frequencies and conserved quantities drown in its rounding.
 jax.config.update("jax_enable_x64", True)
 
-from . import solvers as solvers  # noqa: E402
+from . import landscape as landscape, solvers as solvers  # noqa: E402
 from ._certificate import Certificate as Certificate  # noqa: E402
 from ._converged import Convergence as Convergence, converged as converged  # noqa: E402
 from ._events import (  # noqa: E402
@@ -38,6 +38,11 @@ from .populations import (  # noqa: E402
     Population as Population,
 )
 from .problem import Problem as Problem  # noqa: E402
+from .saddles import (  # noqa: E402
+    Saddle as Saddle,
+    Saddles as Saddles,
+    visited_saddles as visited_saddles,
+)
 from .stages import (  # noqa: E402
     Plateau as Plateau,
     Stage as Stage,

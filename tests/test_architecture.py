@@ -27,6 +27,8 @@ MAY_IMPORT = {
     "_integrate": {"_flow", "_progress", "_record", "_segments", "solvers"},
     "_converged": {"_flow", "_integrate"},
     "stages": {"_events", "_flow", "models", "problem"},
+    "landscape": set(),
+    "saddles": {"_flow", "landscape", "stages"},
     "_rank_one_comparison": {"_flow", "_integrate", "models", "problem"},
     "plotting": {
         "_flow",
