@@ -4,17 +4,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Float, PyTree
 
 from ._checks import Checked
-from ._flow import Flow
-from ._ravel import Ravel
-
-HALVINGS = 60
-"""Of an interval between two steps, until it is as short as rounding."""
+from ._flow import AT_ONCE, Flow
 
 
 class Event(eqx.Module):
@@ -122,42 +117,27 @@ class _Condition(eqx.Module):
         return value.astype(jnp.float64)
 
 
-def crossing(flow: Flow, function: Callable, start: float, end: float) -> float:
-    """The time between `start` and `end` at which `function(t, params)`, of different
-    signs there, crosses zero."""
-    piece = flow.dense and flow.dense.over(float(start), float(end))
-    if piece is not None:
-        ravel = Ravel.of(flow.start)
-        at = _bisect(function, ravel, piece, jnp.asarray(start), jnp.asarray(end))
-        return float(at)
-    low, high = float(start), float(end)
-    rising = bool(flow.along(function, np.array([high]))[0] > 0)
-    while high - low > 4e-16 * high + 1e-300:
-        middle = 0.5 * (low + high)
-        if not low < middle < high:
-            break
-        above = bool(flow.along(function, np.array([middle]))[0] > 0)
-        low, high = (low, middle) if above == rising else (middle, high)
-    return high
-
-
-@eqx.filter_jit
-def _bisect(
+def crossing(
+    flow: Flow,
     function: Callable,
-    ravel: Ravel,
-    piece: Any,
-    start: Float[Array, ""],
-    end: Float[Array, ""],
-) -> Float[Array, ""]:
-    def above(t: Float[Array, ""]) -> Array:
-        return function(t, ravel.unravel(piece.evaluate(t))) > 0
+    start: float,
+    end: float,
+    value: Callable[[Any], Float[np.ndarray, " times"]] = lambda seen: seen,
+) -> float:
+    """The time between `start` and `end` at which `value` of `function(t, params)`, of
+    different signs there, crosses zero, to rounding.
 
-    rising = above(end)
-
-    def halve(_: Any, interval: tuple[Array, Array]) -> tuple[Array, Array]:
-        low, high = interval
-        middle = 0.5 * (low + high)
-        inside = above(middle) == rising
-        return jnp.where(inside, low, middle), jnp.where(inside, middle, high)
-
-    return jax.lax.fori_loop(0, HALVINGS, halve, (start, end))[1]
+    The interval is cut into as many parts as are looked at in one call, again and
+    again: by a factor of 31 each time, and no other function is compiled than the one
+    that found the crossing.
+    """
+    low, high = float(start), float(end)
+    while True:
+        times = np.linspace(low, high, AT_ONCE)
+        if np.any(np.diff(times) <= 0):
+            return high
+        above = value(flow.along(function, times)) > 0
+        change = np.flatnonzero(above[:-1] != above[1:])
+        if not change.size:
+            return high
+        low, high = float(times[change[0]]), float(times[change[0] + 1])

@@ -56,12 +56,6 @@ class DenseOutput(eqx.Module):
         """The piece that answers at time t."""
         return bisect.bisect_right(self.starts, t) - 1
 
-    def over(self, start: float, end: float) -> Any:
-        """The piece that answers from `start` to `end`, if one does."""
-        first = self.piece(start)
-        until = [*self.starts[1:], self.end][first]
-        return self.pieces[first] if end <= until else None
-
     @property
     def mesh(self) -> Float[np.ndarray, " steps"]:
         """The times between which the solver stepped."""
@@ -76,15 +70,24 @@ BATCHED_NUMBERS = 2**16
 """How many states are evaluated at once: as many as have this many numbers together."""
 
 
+AT_ONCE = 32
+"""Times that one call looks at; fewer are padded, so that it is compiled once."""
+
+
 @eqx.filter_jit
 def _observe(
     function: Callable, ravel: Ravel, piece: Any, ts: Float[Array, " times"]
 ) -> PyTree:
     """`function(t, params)` at times within a piece of dense output."""
-    batch = max(1, min(32, BATCHED_NUMBERS // ravel.size))
+    batch = max(1, min(AT_ONCE, BATCHED_NUMBERS // ravel.size))
     return jax.lax.map(
         lambda t: function(t, ravel.unravel(piece.evaluate(t))), ts, batch_size=batch
     )
+
+
+@eqx.filter_jit
+def _evaluate(ravel: Ravel, piece: Any, t: Float[Array, ""]) -> PyTree:
+    return ravel.unravel(piece.evaluate(t))
 
 
 IntegrateAgain = Callable[
@@ -198,18 +201,18 @@ class Flow(eqx.Module):
                     rows[i] = function(jnp.asarray(t), self._state_at(t))
                 continue
             assert self.dense is not None
-            # Few lengths, so that few compilations serve all.
-            size = 1 << max(len(index) - 1, 0).bit_length()
-            padded = np.pad(times[index], (0, size - len(index)), mode="edge")
-            values = _observe(
-                function,
-                Ravel.of(self.start),
-                self.dense.pieces[source],
-                jnp.asarray(padded),
-            )
-            values = jax.tree.map(np.asarray, values)
-            for row, i in enumerate(index):
-                rows[i] = jax.tree.map(lambda x, row=row: x[row], values)
+            for first in range(0, len(index), AT_ONCE):
+                some = index[first : first + AT_ONCE]
+                padded = np.pad(times[some], (0, AT_ONCE - len(some)), mode="edge")
+                values = _observe(
+                    function,
+                    Ravel.of(self.start),
+                    self.dense.pieces[source],
+                    jnp.asarray(padded),
+                )
+                values = jax.tree.map(np.asarray, values)
+                for row, i in enumerate(some):
+                    rows[i] = jax.tree.map(lambda x, row=row: x[row], values)
         return jax.tree.map(lambda *x: np.stack(x), *rows)
 
     def source(self, t: float) -> int:
@@ -226,9 +229,7 @@ class Flow(eqx.Module):
             return saved
         source = self.source(t)
         if self.dense is not None and source >= 0:
-            piece, at = self.dense.pieces[source], jnp.asarray(t)[None]
-            states = _observe(_the_parameters, Ravel.of(saved), piece, at)
-            return jax.tree.map(lambda x: x[0], states)
+            return _evaluate(Ravel.of(saved), self.dense.pieces[source], jnp.asarray(t))
         ravel = Ravel.of(saved)
         loss = self.require_problem("`Flow.at` between saved times")
         (integrate_again,) = _integrate_again

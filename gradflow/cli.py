@@ -20,6 +20,8 @@ from .chains import MarkovChain
 from .models import OneLayerTransformer
 from .populations import FiniteContext, InfiniteContext
 from .problem import Problem
+from .saddles import visited_saddles
+from .stages import find_stages
 
 DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
@@ -99,7 +101,17 @@ def _run(arguments: argparse.Namespace) -> int:
     except ValueError as error:  # a start so large that the loss is not finite
         raise _BadInput(str(error)) from error
     print(flow)
+    if code == DONE:
+        _explain(flow)
     return _write(flow, output, code)
+
+
+def _explain(flow: Flow) -> None:
+    """The stages of a flow and the saddles that it passed."""
+    stages = find_stages(flow)
+    print(f"\n{stages}\n", flush=True)
+    if stages.plateaus:
+        print(f"{visited_saddles(flow, stages=stages)}\n", flush=True)
 
 
 def _write(flow: Flow, output: Path, code: int) -> int:

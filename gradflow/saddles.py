@@ -22,6 +22,7 @@ LARGEST_ORBIT = 2**26
 
 
 MAX_STEPS = 300
+ESCAPE_WIDTH = 32
 SAME_LOSS = 1e-9
 """How far apart the losses of two critical points may be that are the same to theory:
 they are polished to ‖∇L‖ < 1e-12."""
@@ -188,7 +189,8 @@ def visited_saddles(
                 loss, start, gap=gap, tolerance=tolerance, max_steps=MAX_STEPS
             )
         except CriticalPointError as error:
-            notes.append(f"{where}: {error}")
+            came_to = str(error).partition(" The point is in")[0]
+            notes.append(f"{where}: {came_to}")
             continue
         if point.index == 0:
             notes.append(
@@ -226,11 +228,11 @@ def _saddle(
     flow: Flow, loss: Callable, plateau: Plateau, point: CriticalPoint
 ) -> Saddle:
     ravel = Ravel.of(flow.start)
-    escape = _Escape(
-        loss,
-        ravel.ravel(point.params),
-        jnp.asarray(point.eigenvectors[:, : point.index]),
-    )
+    basis = point.eigenvectors[:, : point.index]
+    # Wider by columns of zeros, so that saddles of other indices need no compilation.
+    wider = -point.index % ESCAPE_WIDTH
+    basis = jnp.asarray(np.pad(basis, ((0, 0), (0, wider))))
+    escape = _Escape(loss, ravel.ravel(point.params), basis)
     mesh = flow.mesh
     inside = mesh[(mesh > plateau.slowest) & (mesh < plateau.end)]
     times = np.concatenate([[plateau.slowest], inside, [plateau.end]])

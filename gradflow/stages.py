@@ -175,23 +175,6 @@ class _Speed(eqx.Module):
         return 0.5 * jnp.log(power), curvature
 
 
-class _CurvatureAlong(eqx.Module):
-    """Positive where the flow slows down."""
-
-    speed: _Speed
-
-    def __call__(self, t: Any, params: PyTree) -> Array:
-        return self.speed(t, params)[1]
-
-
-class _SpeedAbove(eqx.Module):
-    speed: _Speed
-    level: Float[Array, ""]
-
-    def __call__(self, t: Any, params: PyTree) -> Array:
-        return self.speed(t, params)[0] - self.level
-
-
 class _Extremum(NamedTuple):
     t: float
     log_speed: float
@@ -232,10 +215,11 @@ class _Clock:
 
     def _extrema(self) -> Iterator[_Extremum]:
         """Where the curvature along the flow changes sign, between the ends."""
-        along, signs = _CurvatureAlong(self.speed), np.sign(self.curvature)
+        signs = np.sign(self.curvature)
         yield _Extremum(0.0, float(self.log_speed[0]), 0)
         for i in np.flatnonzero(signs[:-1] * signs[1:] < 0):
-            t = crossing(self.flow, along, self.mesh[i], self.mesh[i + 1])
+            begin, end = self.mesh[i : i + 2]
+            t = crossing(self.flow, self.speed, begin, end, lambda seen: seen[1])
             log_speed = self.flow.along(self.speed, np.array([t]))[0]
             yield _Extremum(t, float(log_speed[0]), int(signs[i + 1]))
         yield _Extremum(self.end, float(self.log_speed[-1]), 0)
@@ -253,8 +237,8 @@ class _Clock:
         values = np.concatenate([[a.log_speed], self.log_speed[inside], [b.log_speed]])
         above = values > level
         i = int(np.flatnonzero(above[:-1] != above[1:])[0])
-        function = _SpeedAbove(self.speed, jnp.asarray(level))
-        return crossing(self.flow, function, times[i], times[i + 1])
+        begin, end = times[i : i + 2]
+        return crossing(self.flow, self.speed, begin, end, lambda v: v[0] - level)
 
     @property
     def meetings(self) -> list[float]:
