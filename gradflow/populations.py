@@ -1,9 +1,9 @@
 """What a model is trained on: weighted lists of contexts.
 
-Without a position code a context matters only through its last token i and how often
-each token occurs in it. A population is therefore plain arrays, one row a context c:
-a weight w_c, a query token i_c, log multiplicities log n[c, ·] and a target law
-T[c, ·]. Kinds of population differ in how they fill these arrays, never in what the
+A population is plain arrays, one row a context c: a weight w_c, a target law T[c, ·],
+and what a model sees of the context. Without a position code that is its last token i_c
+and how often each token occurs in it, log n[c, ·]; with positions, the window of tokens
+itself. Kinds of population differ in how they fill these arrays, never in what the
 arrays mean.
 """
 
@@ -24,28 +24,16 @@ from . import _checks
 from ._checks import Checked
 from ._storage import storable
 from ._types import AnyArray
-from .chains import MarkovChain
+from .chains import HighOrderChain, MarkovChain
 
 
 class Population(eqx.Module):
-    """A weighted list of contexts without positions (contexts × tokens)."""
+    """A weighted list of contexts, each with the law of the token after it."""
 
-    chain: AbstractVar[MarkovChain]
-    """The chain the contexts are drawn from."""
     weights: AbstractVar[Float[np.ndarray, " contexts"]]
     """w_c, the probability of each context; they sum to one."""
-    queries: AbstractVar[Int[np.ndarray, " contexts"]]
-    """i_c, the last token of each context."""
-    log_multiplicities: AbstractVar[Float[np.ndarray, "contexts d"]]
-    """log n[c, j], how often token j occurs (up to a factor); -inf for never."""
     targets: AbstractVar[Float[np.ndarray, "contexts d"]]
     """T[c, ·], the law of the next token."""
-
-    @abstractmethod
-    def query_rows(
-        self, table: Float[AnyArray, "d k"]
-    ) -> Float[AnyArray, "contexts k"]:
-        """`table[queries]`, in the way that is cheapest to differentiate."""
 
     @property
     def size(self) -> int:
@@ -62,6 +50,23 @@ class Population(eqx.Module):
         """Σ_c w_c H(T_c), below which no loss over these contexts can fall."""
         T = jnp.asarray(self.targets)
         return -jnp.sum(self.weights * jnp.sum(jax.scipy.special.xlogy(T, T), axis=1))
+
+
+class PositionFree(Population):
+    """Contexts that matter through their last token and their counts only."""
+
+    chain: AbstractVar[MarkovChain]
+    """The chain the contexts are drawn from."""
+    queries: AbstractVar[Int[np.ndarray, " contexts"]]
+    """i_c, the last token of each context."""
+    log_multiplicities: AbstractVar[Float[np.ndarray, "contexts d"]]
+    """log n[c, j], how often token j occurs (up to a factor); -inf for never."""
+
+    @abstractmethod
+    def query_rows(
+        self, table: Float[AnyArray, "d k"]
+    ) -> Float[AnyArray, "contexts k"]:
+        """`table[queries]`, in the way that is cheapest to differentiate."""
 
     def mean_by_query(
         self, values: Float[AnyArray, "contexts k"]
@@ -81,8 +86,70 @@ class Population(eqx.Module):
         )
 
 
+class Positional(Population):
+    """Contexts as windows of tokens."""
+
+    windows: AbstractVar[Int[np.ndarray, "contexts lags"]]
+    """The token at each lag; column i is lag i+1."""
+    one_hot: AbstractVar[Float[np.ndarray, "contexts lags_times_d"]]
+    """The same, one-hot at each lag: column i·d + j says whether lag i+1 is token j. A
+    product with it is cheap to differentiate, where indexing is not."""
+
+    @property
+    def lags(self) -> int:
+        """w, the number of tokens in a window."""
+        return self.windows.shape[1]
+
+
 @storable
-class InfiniteContext(Population):
+class AllContexts(Positional):
+    """All dʷ contexts of a chain of order w, exactly."""
+
+    chain: HighOrderChain
+    weights: Float[np.ndarray, " contexts"]
+    windows: Int[np.ndarray, "contexts lags"]
+    one_hot: Float[np.ndarray, "contexts lags_times_d"]
+    targets: Float[np.ndarray, "contexts d"]
+    law: Literal["stationary", "uniform"] = eqx.field(static=True)
+
+    def __init__(
+        self,
+        chain: Checked[HighOrderChain],
+        law: Checked[Literal["stationary", "uniform"]] = "stationary",
+    ):
+        """**Arguments:**
+
+        - `chain`: a [`HighOrderChain`][].
+        - `law`: of the contexts: the chain's own, or all equally likely.
+        """
+        if not isinstance(chain, HighOrderChain):
+            raise ValueError(
+                f"`chain` must be a gradflow.HighOrderChain, got "
+                f"{type(chain).__name__}."
+            )
+        if law not in ("stationary", "uniform"):
+            raise ValueError(f"`law` must be 'stationary' or 'uniform', got {law!r}.")
+        self.chain = chain
+        self.windows = chain.contexts()
+        count = chain.num_contexts
+        uniform = law == "uniform"
+        self.weights = np.full(count, 1 / count) if uniform else chain.stationary
+        self.one_hot = _one_hot(self.windows, chain.size)
+        self.targets = chain.next_law(self.windows)
+        self.law = law
+
+    def stored_arguments(self) -> dict[str, Any]:
+        return {"chain": self.chain, "law": self.law}
+
+
+def _one_hot(
+    windows: Int[np.ndarray, "contexts lags"], d: int
+) -> Float[np.ndarray, "contexts lags_times_d"]:
+    return (windows[:, :, None] == np.arange(d)).reshape(len(windows), -1).astype(float)
+
+
+@storable
+class InfiniteContext(PositionFree):
     """Contexts of infinite length: one for each last token i, with w_i = π_i,
     multiplicities n = π and target law P_i."""
 
@@ -111,7 +178,7 @@ class InfiniteContext(Population):
 
 
 @storable
-class FiniteContext(Population):
+class FiniteContext(PositionFree):
     """Contexts of finite length, exactly: every (last token, counts) that the chain
     can produce, with its probability.
 

@@ -6,7 +6,16 @@ from ._one_layer import (
     OneLayerParameters as OneLayerParameters,
     OneLayerTransformer as OneLayerTransformer,
 )
+from ._positional_heads import (
+    PositionalHeads as PositionalHeads,
+    PositionalHeadsParameters as PositionalHeadsParameters,
+)
 from ._rank_one import (
     RankOneFlow as RankOneFlow,
     RankOneParameters as RankOneParameters,
+)
+from ._tensor_factorisation import (
+    ReplicatorParameters as ReplicatorParameters,
+    ScoreParameters as ScoreParameters,
+    TensorFactorisation as TensorFactorisation,
 )

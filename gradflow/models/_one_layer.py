@@ -14,7 +14,7 @@ from .. import _checks
 from .._checks import Checked
 from .._storage import storable
 from .._types import AnyArray
-from ..populations import InfiniteContext, Population
+from ..populations import InfiniteContext, PositionFree
 
 LARGEST_MODEL = 2**30
 """Parameters that fit in memory: 8 GiB, of which a solver holds several."""
@@ -100,7 +100,7 @@ class OneLayerTransformer(eqx.Module):
         _checks.parameters_of(OneLayerParameters, self.shapes, params)
 
     def context_attention(
-        self, params: OneLayerParameters, population: Population
+        self, params: OneLayerParameters, population: PositionFree
     ) -> Float[AnyArray, "contexts d"]:
         """a[c, j], the attention that context c pays to all occurrences of token j."""
         queries, keys = params.W0 @ params.WQ, params.W0 @ params.WK
@@ -108,7 +108,7 @@ class OneLayerTransformer(eqx.Module):
         return jax.nn.softmax(scores + population.log_multiplicities, axis=-1)
 
     def logits(
-        self, params: OneLayerParameters, population: Population
+        self, params: OneLayerParameters, population: PositionFree
     ) -> Float[AnyArray, "contexts d"]:
         attention = self.context_attention(params, population)
         # (A W0) W1 and never A (W0 W1): d×d products cost most where d is large.
@@ -154,7 +154,7 @@ class OneLayerTransformer(eqx.Module):
             W1=rows(-X @ W1, jnp.zeros((still, *W1.shape))),
         )
 
-    def known_saddles(self, population: Population) -> list[KnownSaddle]:
+    def known_saddles(self, population: PositionFree) -> list[KnownSaddle]:
         """The saddles that the theory has in closed form, for infinite context.
 
         - θ⁰ = 0: it is left at rate ‖π‖·‖π - 1/d‖, in m directions;
@@ -181,7 +181,7 @@ class OneLayerTransformer(eqx.Module):
         ]
 
     def observables(
-        self, population: Population
+        self, population: PositionFree
     ) -> dict[str, Callable[[OneLayerParameters], Float[AnyArray, "..."]]]:
         """What the paper plots, each a function of the parameters."""
         pi = population.chain.stationary

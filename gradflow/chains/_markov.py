@@ -1,4 +1,4 @@
-"""What emits the tokens: Markov chains with their stationary laws."""
+"""Markov chains on tokens, with their stationary laws."""
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
@@ -8,9 +8,9 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import Float
 
-from . import _checks
-from ._checks import Checked
-from ._storage import storable
+from .. import _checks
+from .._checks import Checked
+from .._storage import storable
 
 
 @storable

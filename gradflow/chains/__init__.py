@@ -1,0 +1,4 @@
+"""What emits the tokens: chains of first and of higher order."""
+
+from ._high_order import HighOrderChain as HighOrderChain
+from ._markov import MarkovChain as MarkovChain

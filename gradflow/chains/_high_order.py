@@ -1,0 +1,297 @@
+"""Chains whose next token depends on several before it, each block of lags through a
+matrix of its own."""
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import equinox as eqx
+import numpy as np
+from jaxtyping import Float, Int
+
+from .. import _checks
+from .._checks import Checked
+from .._storage import storable
+
+LARGEST_CONTEXTS = 4_000_000
+"""Contexts whose law is listed: at ten tokens, 320 MB while it is computed."""
+FIXED_POINT_TOLERANCE = 1e-15
+MAX_ITERATIONS = 100_000
+
+
+@storable
+class HighOrderChain(eqx.Module):
+    """Tokens x_t ~ softmax( Σ_k A_k Σ_{i ∈ I(k)} α_i x_{t-i} ), x one-hot in R^d.
+
+    The blocks of lags I(1), …, I(h) are the spans. The order w of the chain is its
+    largest lag: it is a first-order chain on the dʷ contexts (x_{t-1}, …, x_{t-w}).
+    """
+
+    matrices: Float[np.ndarray, "h d d"]
+    """A_k[y, x]: what token x in block k adds to the logit of y."""
+    pattern: Float[np.ndarray, "h w"]
+    """α, row by row: the weight of lag i+1 in block k; rows sum to one."""
+    spans: tuple[int, ...] = eqx.field(static=True)
+    """The number of lags in each block."""
+    stride: int | None = eqx.field(static=True)
+    """By how many lags one block begins after the other; None where each begins after
+    the end of the last."""
+
+    def __init__(
+        self,
+        matrices: Any,
+        spans: Checked[Sequence[int]],
+        *,
+        weights: Any = None,
+        stride: Checked[int | None] = None,
+        lags: Checked[int | None] = None,
+    ):
+        """**Arguments:**
+
+        - `matrices`: A_1, …, A_h, of one size.
+        - `spans`: how many lags each block has; the first begins at lag one.
+        - `weights`: α within a block, from its nearest lag on: one list for all blocks
+            or one for each, scaled to a sum of one. By default uniform.
+        - `stride`: by how many lags each block begins after the one before; less than
+            a span makes them overlap. By default they are adjacent.
+        - `lags`: the order of the chain, if more than the blocks reach.
+        """
+        A = _matrices(matrices)
+        lengths = _spans(spans, len(A))
+        if stride is not None:
+            stride = _checks.whole_number("stride", stride)
+        starts = _starts(lengths, stride)
+        reach = int(max(np.add(starts, lengths)))
+        order = (
+            reach if lags is None else _checks.whole_number("lags", lags, least=reach)
+        )
+        pattern = np.zeros((len(A), order))
+        for row, start, block in zip(
+            pattern, starts, _weights(weights, lengths), strict=True
+        ):
+            row[start : start + len(block)] = block
+        for array in (A, pattern):
+            array.flags.writeable = False
+        self.matrices, self.pattern = A, pattern
+        self.spans, self.stride = lengths, stride
+
+    @classmethod
+    def random(
+        cls,
+        vocabulary: Checked[int],
+        spans: Checked[Sequence[int]],
+        ratio: Checked[float] = 1.7,
+        seed: Checked[int] = 0,
+        orthogonal: bool = False,
+        reverse: bool = False,
+        *,
+        scale: Checked[float] = 1.0,
+        weights: Any = None,
+        stride: Checked[int | None] = None,
+    ) -> "HighOrderChain":
+        """Blocks of geometric importance: A_k = scale · ratio^{1-k} · B_k, where B_k is
+        a random matrix with ‖B_k‖_F = d, so that its entries have size one.
+
+        **Arguments:**
+
+        - `orthogonal`: whether B_k is √d times an orthogonal matrix, else Gaussian.
+        - `reverse`: whether the farthest block is the strongest, else the nearest.
+        """
+        d = _checks.whole_number("vocabulary", vocabulary, least=2)
+        lengths = _spans(spans, None)
+        ratio = _checks.positive_number("ratio", ratio)
+        scale = _checks.positive_number("scale", scale)
+        rng = np.random.default_rng(_checks.whole_number("seed", seed, least=0))
+        B = rng.normal(size=(len(lengths), d, d))
+        if orthogonal:
+            B = np.stack([np.linalg.qr(b)[0] for b in B])
+        B *= d / np.linalg.norm(B, axis=(1, 2), keepdims=True)
+        sizes = scale * ratio ** -np.arange(len(lengths), dtype=float)
+        sizes = sizes[::-1] if reverse else sizes
+        matrices = sizes[:, None, None] * B
+        return cls(matrices, lengths, weights=weights, stride=stride)
+
+    @property
+    def size(self) -> int:
+        """The number of tokens, d."""
+        return self.matrices.shape[1]
+
+    @property
+    def blocks(self) -> int:
+        """The number of blocks, h."""
+        return self.matrices.shape[0]
+
+    @property
+    def lags(self) -> int:
+        """The order of the chain, w."""
+        return self.pattern.shape[1]
+
+    @property
+    def importance(self) -> Int[np.ndarray, " h"]:
+        """The blocks, the strongest ‖A_k‖ first."""
+        return np.argsort(-np.linalg.norm(self.matrices, axis=(1, 2)), kind="stable")
+
+    def restricted(self, k: Checked[int]) -> "HighOrderChain":
+        """The teacher that knows the k strongest blocks only, with contexts as long."""
+        k = _checks.whole_number("k", k, most=self.blocks)
+        kept = np.sort(self.importance[:k])
+        matrices = np.zeros_like(self.matrices)
+        matrices[kept] = self.matrices[kept]
+        return _like(self, matrices)
+
+    @property
+    def num_contexts(self) -> int:
+        """dʷ."""
+        return self.size**self.lags
+
+    def contexts(self) -> Int[np.ndarray, "contexts w"]:
+        """All contexts, column i the token at lag i+1, in the order of `stationary`."""
+        self._refuse_many()
+        return np.stack(
+            np.unravel_index(np.arange(self.num_contexts), (self.size,) * self.lags),
+            axis=1,
+        )
+
+    def next_law(
+        self, contexts: Int[np.ndarray, "contexts w"]
+    ) -> Float[np.ndarray, "contexts d"]:
+        """The law of the token after each context."""
+        logits = np.zeros((len(contexts), self.size))
+        for A, weights in zip(self.matrices, self.pattern, strict=True):
+            for lag in np.flatnonzero(weights):
+                logits += weights[lag] * A.T[contexts[:, lag]]
+        logits -= logits.max(axis=1, keepdims=True)
+        law = np.exp(logits)
+        return law / law.sum(axis=1, keepdims=True)
+
+    @cached_property
+    def stationary(self) -> Float[np.ndarray, " contexts"]:
+        """The stationary law of the contexts: the fixed point of
+
+            p(y, x_1, …, x_{w-1}) ← Σ_{x_w} p(x_1, …, x_w) P(y | x_1, …, x_w),
+
+        which every start tends to, as no transition has probability zero. No dʷ×dʷ
+        matrix is formed."""
+        self._refuse_many()
+        law = self.next_law(self.contexts())
+        shape = (self.size,) * self.lags
+        p = np.full(self.num_contexts, 1 / self.num_contexts)
+        for _ in range(MAX_ITERATIONS):
+            joint = (p[:, None] * law).reshape(*shape, self.size)
+            after = np.moveaxis(joint.sum(axis=self.lags - 1), -1, 0).ravel()
+            after /= after.sum()
+            change = np.abs(after - p).sum()
+            p = after
+            if change < FIXED_POINT_TOLERANCE * self.lags:
+                break
+        else:
+            raise RuntimeError(
+                f"The stationary law of {self.num_contexts:,} contexts did not settle "
+                f"in {MAX_ITERATIONS:,} iterations: it still moves by {change:.1e}."
+            )
+        p.flags.writeable = False
+        return p
+
+    @cached_property
+    def entropy_rate(self) -> float:
+        """In nats: no predictor's loss is lower."""
+        law = self.next_law(self.contexts())
+        return float(-self.stationary @ np.sum(law * np.log(law), axis=1))
+
+    def sample(
+        self, length: Checked[int], seed: Checked[int] = 0, sequences: Checked[int] = 1
+    ) -> Int[np.ndarray, "sequences length"]:
+        """Sequences of tokens, each after a start that is forgotten."""
+        length = _checks.whole_number("length", length)
+        count = _checks.whole_number("sequences", sequences)
+        rng = np.random.default_rng(_checks.whole_number("seed", seed, least=0))
+        forgotten = 50 * self.lags
+        tokens = np.zeros((count, self.lags + forgotten + length), dtype=np.int64)
+        tokens[:, : self.lags] = rng.integers(self.size, size=(count, self.lags))
+        for t in range(self.lags, tokens.shape[1]):
+            law = self.next_law(tokens[:, t - self.lags : t][:, ::-1])
+            drawn = rng.random((count, 1)) > np.cumsum(law, axis=1)
+            tokens[:, t] = np.minimum(drawn.sum(axis=1), self.size - 1)
+        return tokens[:, -length:]
+
+    def _refuse_many(self) -> None:
+        if self.num_contexts > LARGEST_CONTEXTS:
+            raise ValueError(
+                f"{self.size} tokens and {self.lags} lags make "
+                f"{self.size}**{self.lags} = {self.num_contexts:,} contexts; the limit "
+                f"is {LARGEST_CONTEXTS:,}. Take fewer lags or tokens, or a sample."
+            )
+
+    def stored_arguments(self) -> dict[str, Any]:
+        starts = _starts(self.spans, self.stride)
+        weights = [
+            row[i : i + n].tolist()
+            for row, i, n in zip(self.pattern, starts, self.spans, strict=True)
+        ]
+        return {
+            "matrices": self.matrices,
+            "spans": self.spans,
+            "weights": weights,
+            "stride": self.stride,
+            "lags": self.lags,
+        }
+
+
+def _like(chain: HighOrderChain, matrices: np.ndarray) -> HighOrderChain:
+    return HighOrderChain(**{**chain.stored_arguments(), "matrices": matrices})
+
+
+def _matrices(value: Any) -> np.ndarray:
+    A = _checks.real_array("matrices", value)
+    if A.ndim != 3 or A.shape[1] != A.shape[2] or A.shape[0] < 1 or A.shape[1] < 2:
+        raise ValueError(
+            "`matrices` must be square matrices of one size, at least 2×2, stacked, "
+            f"got shape {A.shape}."
+        )
+    return A.copy()
+
+
+def _spans(value: Any, blocks: int | None) -> tuple[int, ...]:
+    if not isinstance(value, Sequence | np.ndarray) or isinstance(value, str):
+        raise ValueError(f"`spans` must list the number of lags, got {value!r}.")
+    lengths = tuple(_checks.whole_number("spans", n) for n in value)
+    if not lengths:
+        raise ValueError("`spans` must hold at least one block, got none.")
+    if blocks is not None and len(lengths) != blocks:
+        raise ValueError(
+            f"`spans` must have one entry for each of the {blocks} matrices, got "
+            f"{len(lengths)}: {lengths}."
+        )
+    return lengths
+
+
+def _starts(spans: tuple[int, ...], stride: int | None) -> np.ndarray:
+    """The first lag of each block, counted from zero."""
+    if stride is None:
+        return np.concatenate([[0], np.cumsum(spans)[:-1]])
+    return stride * np.arange(len(spans))
+
+
+def _weights(value: Any, lengths: tuple[int, ...]) -> list[np.ndarray]:
+    if value is None:
+        return [np.full(n, 1 / n) for n in lengths]
+    nested = any(np.ndim(block) for block in value)
+    blocks = list(value) if nested else [value] * len(lengths)
+    if len(blocks) != len(lengths):
+        raise ValueError(
+            f"`weights` must be one list, or one for each of the {len(lengths)} "
+            f"blocks, got {len(blocks)}."
+        )
+    arrays = [_checks.real_array("weights", block) for block in blocks]
+    for array, n in zip(arrays, lengths, strict=True):
+        if array.shape != (n,):
+            raise ValueError(
+                f"`weights` of a block of {n} lags must be {n} numbers, got shape "
+                f"{array.shape}."
+            )
+        if np.any(array < 0) or not array.sum() > 0:
+            raise ValueError(
+                "`weights` must be zero or more with a positive sum, got "
+                f"{array.tolist()}."
+            )
+    return [array / array.sum() for array in arrays]

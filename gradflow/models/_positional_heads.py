@@ -1,0 +1,168 @@
+"""The minimal student of *Incremental Learning of Sparse Attention Patterns*."""
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Float
+
+from .. import _checks
+from .._checks import Checked
+from .._storage import storable
+from .._types import AnyArray
+from ..populations import AllContexts, Positional
+
+
+@storable
+class PositionalHeadsParameters(eqx.Module):
+    """Scores a (heads × lags) and value matrices V (heads × d × d)."""
+
+    a: Float[AnyArray, "*time heads lags"]
+    V: Float[AnyArray, "*time heads d d"]
+
+
+@storable
+class PositionalHeads(eqx.Module):
+    """Heads that attend to positions, not to tokens: with s_k = softmax(a_k),
+
+        logits = Σ_k V_k Σ_i s_k[i] x_{t-i}.
+    """
+
+    reads: ClassVar = Positional
+
+    vocabulary: int = eqx.field(static=True)
+    """d, the number of tokens."""
+    lags: int = eqx.field(static=True)
+    """w, how many tokens back a head sees."""
+    heads: int = eqx.field(static=True)
+
+    def __init__(
+        self, vocabulary: Checked[int], lags: Checked[int], heads: Checked[int]
+    ):
+        self.vocabulary = _checks.whole_number("vocabulary", vocabulary)
+        self.lags = _checks.whole_number("lags", lags)
+        self.heads = _checks.whole_number("heads", heads)
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        d = self.vocabulary
+        return {"a": (self.heads, self.lags), "V": (self.heads, d, d)}
+
+    def init(self, seed: int, scale: float) -> PositionalHeadsParameters:
+        """Values zero, scores of law N(0, scale²)."""
+        noise = jax.random.normal(jax.random.key(seed), self.shapes["a"], jnp.float64)
+        return PositionalHeadsParameters(
+            a=scale * noise, V=jnp.zeros(self.shapes["V"], jnp.float64)
+        )
+
+    def check(self, params: Any) -> None:
+        """Refuse parameters that are not this model's."""
+        _checks.parameters_of(PositionalHeadsParameters, self.shapes, params)
+
+    def check_population(self, population: Positional) -> None:
+        """Refuse a population that this model cannot read."""
+        if population.lags != self.lags:
+            raise ValueError(
+                f"`model` sees {self.lags} lags and `population` has windows of "
+                f"{population.lags}."
+            )
+
+    def attention(
+        self, params: PositionalHeadsParameters
+    ) -> Float[AnyArray, "heads lags"]:
+        return jax.nn.softmax(params.a, axis=-1)
+
+    def logits(
+        self, params: PositionalHeadsParameters, population: Positional
+    ) -> Float[AnyArray, "contexts d"]:
+        # What token x at lag i adds to the logit of y, and then one product.
+        table = jnp.einsum("ki,kyx->ixy", self.attention(params), params.V)
+        return population.one_hot @ table.reshape(-1, self.vocabulary)
+
+    def conserved_terms(
+        self, params: PositionalHeadsParameters
+    ) -> dict[str, Float[AnyArray, "terms ..."]]:
+        """Terms, stacked, whose sums the flow keeps constant, for any population.
+
+        - `score_sum`: Σ_i a_k[i] of each head, as the loss does not see a constant
+            added to its scores;
+        - `value_sum`: Σ_y Σ_k V_k[y, ·] over all heads is kept where their attention
+            is; of each head, Σ_y V_k[y, x], as a constant added to all logits is not
+            seen.
+        """
+        return {"score_sum": params.a.T, "value_sum": jnp.moveaxis(params.V, 1, 0)}
+
+    def observables(
+        self, population: Positional
+    ) -> dict[str, Callable[[PositionalHeadsParameters], Any]]:
+        """What the paper plots, each a function of the parameters."""
+
+        def overlap(params: PositionalHeadsParameters) -> Float[AnyArray, "heads heads"]:
+            return head_overlap(
+                params.V.reshape(self.heads, -1), self.attention(params)
+            )
+
+        known: dict[str, Callable[[PositionalHeadsParameters], Any]] = {
+            "attention": self.attention,
+            "value_norms": lambda p: jnp.sqrt(jnp.sum(p.V**2, axis=(1, 2))),
+            "head_overlap": overlap,
+        }
+        if isinstance(population, AllContexts):
+            known |= self._observables_of_chain(population)
+        return known
+
+    def _observables_of_chain(
+        self, population: AllContexts
+    ) -> dict[str, Callable[[PositionalHeadsParameters], Any]]:
+        """How far the student has got with its teacher.
+
+        - `attention_to_blocks` (heads × blocks): Σ_{i ∈ I(j)} s_k[i];
+        - `value_coordinates` (heads × blocks): ⟨V_k, A_j⟩/‖A_j‖²;
+        - `ladder` (blocks): the mean over contexts of KL(T_j ‖ student), T_j the
+            teacher restricted to its j strongest blocks;
+        - `rung`: the j of the nearest.
+        """
+        chain = population.chain
+        member = jnp.asarray(chain.pattern > 0, jnp.float64)
+        A = jnp.asarray(chain.matrices)
+        teachers = jnp.stack(
+            [
+                jnp.asarray(chain.restricted(j).next_law(population.windows))
+                for j in range(1, chain.blocks + 1)
+            ]
+        )
+        surprise = jnp.sum(teachers * jnp.log(teachers), axis=-1)
+
+        def ladder(params: PositionalHeadsParameters) -> Float[AnyArray, " blocks"]:
+            log_law = jax.nn.log_softmax(self.logits(params, population))
+            cross = jnp.einsum("jcy,cy->jc", teachers, log_law)
+            return (surprise - cross) @ population.weights
+
+        sizes = jnp.sum(A**2, axis=(1, 2))
+        return {
+            "attention_to_blocks": lambda p: self.attention(p) @ member.T,
+            "value_coordinates": lambda p: (
+                jnp.einsum("kyx,jyx->kj", p.V, A) / sizes[None, :]
+            ),
+            "ladder": ladder,
+            "rung": lambda p: 1.0 + jnp.argmin(ladder(p)),
+        }
+
+    def stored_arguments(self) -> dict[str, Any]:
+        return {
+            "vocabulary": self.vocabulary,
+            "lags": self.lags,
+            "heads": self.heads,
+        }
+
+
+def head_overlap(
+    V: Float[AnyArray, "heads features"], s: Float[AnyArray, "heads positions"]
+) -> Float[AnyArray, "heads heads"]:
+    """The cosine of V_j ⊗ s_j and V_k ⊗ s_k; one where neither has a value yet."""
+    inner = (V @ V.T) * (s @ s.T)
+    size = jnp.sqrt(jnp.diag(inner))
+    product = size[:, None] * size[None, :]
+    return jnp.where(product > 0, inner / jnp.where(product > 0, product, 1.0), 1.0)
