@@ -25,14 +25,23 @@ from ._rank_one_comparison import (  # noqa: E402
     compare_rank_one as compare_rank_one,
 )
 from ._storage import RunFileError as RunFileError  # noqa: E402
-from .chains import MarkovChain as MarkovChain  # noqa: E402
+from .chains import (  # noqa: E402
+    HighOrderChain as HighOrderChain,
+    MarkovChain as MarkovChain,
+)
 from .models import (  # noqa: E402
     OneLayerParameters as OneLayerParameters,
     OneLayerTransformer as OneLayerTransformer,
+    PositionalHeads as PositionalHeads,
+    PositionalHeadsParameters as PositionalHeadsParameters,
     RankOneFlow as RankOneFlow,
     RankOneParameters as RankOneParameters,
+    ReplicatorParameters as ReplicatorParameters,
+    ScoreParameters as ScoreParameters,
+    TensorFactorisation as TensorFactorisation,
 )
 from .populations import (  # noqa: E402
+    AllContexts as AllContexts,
     FiniteContext as FiniteContext,
     InfiniteContext as InfiniteContext,
     Population as Population,

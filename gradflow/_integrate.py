@@ -16,6 +16,7 @@ from . import _checks, solvers
 from ._checks import Checked
 from ._compile_clock import CompileClock
 from ._flow import Flow, FlowError, Settings, set_integrate_again
+from ._metric import is_euclidean
 from ._progress import progress_bar
 from ._ravel import Ravel
 from ._record import Recorder, Watch
@@ -104,7 +105,7 @@ def integrate(
     began, compiling = time.perf_counter(), CompileClock()
     ravel = Ravel.of(params)
     y0 = ravel.ravel(params)
-    choice = solvers.resolve(solver, ravel.size)
+    choice = solvers.resolve(solver, ravel.size, is_euclidean(loss))
     if atol is None:
         rms = math.sqrt(float(jnp.mean(y0**2)))
         atol = 1e-3 * rtol * max(rms, SMALLEST_SCALE)

@@ -19,6 +19,7 @@ import optimistix as optx
 from jaxtyping import Array, Float, Int, PyTree
 
 from ._certificate import NODES, EnergyAccount
+from ._metric import descent, velocity_of
 from ._ravel import Ravel
 from .solvers import (
     FixedStepController,
@@ -129,15 +130,16 @@ class Equation(eqx.Module):
     def vector_field(self, t: Any, y: Float[Array, " n"], args: Any = None) -> Any:
         # The gradient of the pytree, ravelled: differentiating through `unravel` would
         # pad every leaf's gradient to the length of y and add them up.
-        return -self.ravel.ravel(jax.grad(self._loss)(self.ravel.unravel(y)))
+        params = self.ravel.unravel(y)
+        velocity = velocity_of(self.loss, params, jax.grad(self._loss)(params))
+        return self.ravel.ravel(velocity)
 
     def loss_and_power(
         self, y: Float[Array, " n"]
     ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-        """L and ‖∇L‖²."""
-        value, gradient = jax.value_and_grad(self._loss)(self.ravel.unravel(y))
-        squares = [jnp.sum(leaf**2) for leaf in jax.tree.leaves(gradient)]
-        return value, jnp.sum(jnp.stack(squares))
+        """L and -dL/dt, which is ‖∇L‖² in the loss's metric."""
+        value, _, power = descent(self.loss, self.ravel.unravel(y))
+        return value, power
 
     @property
     def batch_size(self) -> int:

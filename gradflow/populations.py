@@ -110,6 +110,9 @@ class AllContexts(Positional):
     windows: Int[np.ndarray, "contexts lags"]
     one_hot: Float[np.ndarray, "contexts lags_times_d"]
     targets: Float[np.ndarray, "contexts d"]
+    teachers: Float[np.ndarray, "blocks contexts d"]
+    """The law of the next token by the chain restricted to its 1, 2, … strongest
+    blocks."""
     law: Literal["stationary", "uniform"] = eqx.field(static=True)
 
     def __init__(
@@ -136,6 +139,12 @@ class AllContexts(Positional):
         self.weights = np.full(count, 1 / count) if uniform else chain.stationary
         self.one_hot = _one_hot(self.windows, chain.size)
         self.targets = chain.next_law(self.windows)
+        self.teachers = np.stack(
+            [
+                chain.restricted(k).next_law(self.windows)
+                for k in range(1, chain.blocks + 1)
+            ]
+        )
         self.law = law
 
     def stored_arguments(self) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from ._checks import Checked
 from ._population_loss import PopulationLoss, check_population
 from ._storage import storable
 from ._types import AnyArray
-from .models import KnownSaddle, OneLayerTransformer
-from .populations import Population
+from .models import KnownSaddle, OneLayerTransformer, PositionalHeads
+from .populations import Population, Positional, PositionFree
 
 
 @storable
@@ -23,28 +23,37 @@ class Problem(PopulationLoss):
     how low it can get, what its flow conserves and what is worth watching.
     """
 
-    model: Checked[OneLayerTransformer]
+    model: Checked[OneLayerTransformer | PositionalHeads]
     population: Checked[Population]
 
     # Spelt out as to a type checker the base class's field would come first.
     def __init__(
-        self, model: Checked[OneLayerTransformer], population: Checked[Population]
+        self,
+        model: Checked[OneLayerTransformer | PositionalHeads],
+        population: Checked[Population],
     ):
         self.model = model
         self.population = population
 
     def __check_init__(self):
         check_population(self.population)
-        if not isinstance(self.model, OneLayerTransformer):
+        if not isinstance(self.model, OneLayerTransformer | PositionalHeads):
             raise ValueError(
                 "`model` must be a gradflow model such as OneLayerTransformer, got "
                 f"{type(self.model).__name__}."
+            )
+        if not isinstance(self.population, self.model.reads):
+            reads = {PositionFree: "without positions", Positional: "with positions"}
+            raise ValueError(
+                f"`population` must be one {reads[self.model.reads]} for a "
+                f"{type(self.model).__name__}, got {type(self.population).__name__}."
             )
         if self.model.vocabulary != self.population.vocabulary:
             raise ValueError(
                 f"`model` has a vocabulary of {self.model.vocabulary} tokens and "
                 f"`population` one of {self.population.vocabulary}."
             )
+        self.model.check_population(self.population)
 
     def logits(self, params: PyTree) -> Float[AnyArray, "contexts d"]:
         return self.model.logits(params, self.population)

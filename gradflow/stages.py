@@ -44,7 +44,8 @@ from jaxtyping import Array, Float, PyTree
 from ._checks import Checked
 from ._events import crossing
 from ._flow import Flow
-from ._ravel import Ravel, path_name
+from ._metric import descent
+from ._ravel import path_name
 from .models import OneLayerTransformer
 from .problem import Problem
 
@@ -155,24 +156,19 @@ def find_stages(flow: Checked[Flow]) -> Stages:
 
 
 class _Speed(eqx.Module):
-    """log ‖∇L‖, and the curvature gᵀHg/gᵀg along the flow."""
+    """log v of the speed v, in the loss's metric, and the rate -d log v/dt at which the
+    flow slows down; in Euclid's metric that is gᵀHg/gᵀg."""
 
     loss: Callable
 
     def __call__(self, t: Any, params: PyTree) -> tuple[Array, Array]:
-        ravel = Ravel.of(params)
-        y = ravel.ravel(params)
+        def log_speed(params: PyTree) -> Array:
+            _, _, power = descent(self.loss, params)
+            return 0.5 * jnp.log(power)
 
-        def gradient(y: Float[Array, " n"]) -> Float[Array, " n"]:
-            loss = jax.grad(lambda p: jnp.asarray(self.loss(p), jnp.float64))
-            return ravel.ravel(loss(ravel.unravel(y)))
-
-        g = gradient(y)
-        power = g @ g
-        _, product = jax.jvp(gradient, (y,), (g,))
-        moving = power > 0
-        curvature = jnp.where(moving, g @ product / jnp.where(moving, power, 1.0), 0.0)
-        return 0.5 * jnp.log(power), curvature
+        _, velocity, power = descent(self.loss, params)
+        value, change = jax.jvp(log_speed, (params,), (velocity,))
+        return value, jnp.where(power > 0, -change, 0.0)
 
 
 class _Extremum(NamedTuple):

@@ -9,7 +9,15 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "gradflow"
 
-SHARED = {"_checks", "_ravel", "_storage", "_types", "_certificate", "_compile_clock"}
+SHARED = {
+    "_checks",
+    "_ravel",
+    "_storage",
+    "_types",
+    "_certificate",
+    "_compile_clock",
+    "_metric",
+}
 """Helpers that every room may use; they use only each other."""
 
 MAY_IMPORT = {

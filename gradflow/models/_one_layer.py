@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
@@ -51,6 +51,8 @@ class OneLayerTransformer(eqx.Module):
     a_j ∝ n_j exp(Φ[i, j]), and its logits are Σ_j a_j M[j].
     """
 
+    reads: ClassVar = PositionFree
+
     vocabulary: int = eqx.field(static=True)
     """d, the number of tokens."""
     width: int = eqx.field(static=True)
@@ -98,6 +100,9 @@ class OneLayerTransformer(eqx.Module):
     def check(self, params: Any) -> None:
         """Refuse parameters that are not this model's."""
         _checks.parameters_of(OneLayerParameters, self.shapes, params)
+
+    def check_population(self, population: PositionFree) -> None:
+        """Refuse a population that this model cannot read: it reads any."""
 
     def context_attention(
         self, params: OneLayerParameters, population: PositionFree

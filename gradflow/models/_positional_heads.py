@@ -27,7 +27,7 @@ class PositionalHeadsParameters(eqx.Module):
 class PositionalHeads(eqx.Module):
     """Heads that attend to positions, not to tokens: with s_k = softmax(a_k),
 
-        logits = Σ_k V_k Σ_i s_k[i] x_{t-i}.
+    logits = Σ_k V_k Σ_i s_k[i] x_{t-i}.
     """
 
     reads: ClassVar = Positional
@@ -88,9 +88,8 @@ class PositionalHeads(eqx.Module):
 
         - `score_sum`: Σ_i a_k[i] of each head, as the loss does not see a constant
             added to its scores;
-        - `value_sum`: Σ_y Σ_k V_k[y, ·] over all heads is kept where their attention
-            is; of each head, Σ_y V_k[y, x], as a constant added to all logits is not
-            seen.
+        - `value_sum`: Σ_y V_k[y, x] of each head and token x, as the loss does not see
+            a constant added to all logits.
         """
         return {"score_sum": params.a.T, "value_sum": jnp.moveaxis(params.V, 1, 0)}
 
@@ -99,7 +98,9 @@ class PositionalHeads(eqx.Module):
     ) -> dict[str, Callable[[PositionalHeadsParameters], Any]]:
         """What the paper plots, each a function of the parameters."""
 
-        def overlap(params: PositionalHeadsParameters) -> Float[AnyArray, "heads heads"]:
+        def overlap(
+            params: PositionalHeadsParameters,
+        ) -> Float[AnyArray, "heads heads"]:
             return head_overlap(
                 params.V.reshape(self.heads, -1), self.attention(params)
             )
@@ -107,7 +108,9 @@ class PositionalHeads(eqx.Module):
         known: dict[str, Callable[[PositionalHeadsParameters], Any]] = {
             "attention": self.attention,
             "value_norms": lambda p: jnp.sqrt(jnp.sum(p.V**2, axis=(1, 2))),
-            "head_overlap": overlap,
+            "head_overlap": lambda p: head_overlap(
+                p.V.reshape(self.heads, -1), self.attention(p)
+            ),
         }
         if isinstance(population, AllContexts):
             known |= self._observables_of_chain(population)
@@ -125,14 +128,8 @@ class PositionalHeads(eqx.Module):
         - `rung`: the j of the nearest.
         """
         chain = population.chain
-        member = jnp.asarray(chain.pattern > 0, jnp.float64)
-        A = jnp.asarray(chain.matrices)
-        teachers = jnp.stack(
-            [
-                jnp.asarray(chain.restricted(j).next_law(population.windows))
-                for j in range(1, chain.blocks + 1)
-            ]
-        )
+        member = jnp.where(jnp.asarray(chain.pattern) > 0, 1.0, 0.0)
+        A, teachers = jnp.asarray(chain.matrices), jnp.asarray(population.teachers)
         surprise = jnp.sum(teachers * jnp.log(teachers), axis=-1)
 
         def ladder(params: PositionalHeadsParameters) -> Float[AnyArray, " blocks"]:

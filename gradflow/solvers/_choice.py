@@ -46,13 +46,17 @@ def names() -> tuple[str, ...]:
     return ("auto", *_by_name)
 
 
-def resolve(solver: Any, size: int = 1) -> Choice:
+def resolve(solver: Any, size: int = 1, symmetric: bool = True) -> Choice:
     """A name or any adaptive diffrax solver → the solver, for states of `size` numbers.
 
     `auto` is `ndf`, the fastest on flows that turn stiff, unless its eigenvectors do
-    not fit in memory: then `rock4`, which has none.
+    not fit in memory or the Jacobian is not `symmetric`, as in a metric other than
+    Euclid's: then `rock4`, which has none and needs no more than real eigenvalues.
     """
     if isinstance(solver, str):
+        if solver == "auto" and not symmetric:
+            reason = "in the loss's own metric the Jacobian is not symmetric"
+            return Choice("rock4", _by_name["rock4"](), reason)
         if solver == "auto":
             return _automatic(size)
         if solver not in _by_name:
