@@ -14,9 +14,9 @@ from ._flat import Field, flat_field
 from ._rock4_coefficients import FEWEST_STAGES, Family, family
 from ._work import CountedError, work
 
-STRICTNESS = 0.05
+STRICTNESS = 0.1
 """The error is reported as this much of the term h⁴y⁗/24 that a solution of order three
-would neglect. Then the error of a whole flow stays within some 3 times `rtol`."""
+would neglect. Then the error of a whole flow stays within some 6 times `rtol`."""
 SAFETY = 1.2
 """The spectral radius is taken to be this much larger than it was found to be."""
 POWER_TOLERANCE = 0.01
