@@ -10,8 +10,8 @@ b vᾱᵀ. To first order neither M = W0 W1 nor Φ = W0 WQ WKᵀ W0ᵀ changes; 
 so that the loss changes by xᵀB(y, a, b) with B = [G_M, k G_Φγ, q G_Φᵀγ], a matrix of
 d × (d+2). The Hessian across the manifold is thus [[0, B], [Bᵀ, 0]], once for each of
 the m-1 directions v: its eigenvalues are ± the singular values of B, and the flow
-leaves at the rate σ₁(B). Where G_Φ vanishes that is σ₁(G_M). Across ᾱ alone it is ±γᵀG_Φγ,
-zero at a critical point. The rest is the Hessian along the manifold: that of
+leaves at the rate σ₁(B). Where G_Φ vanishes that is σ₁(G_M). Across ᾱ alone it is
+±γᵀG_Φγ, zero at a critical point. The rest is the Hessian along the manifold: that of
 `RankOneFlow`, and the turning of α and ᾱ.
 """
 
@@ -68,7 +68,9 @@ def orbit(
 
 
 @jax.jit
-def _of_M_and_Phi(pi: Any, P: Any, M: Any, Phi: Any) -> tuple[Any, Any]:
+def of_M_and_Phi(pi: Any, P: Any, M: Any, Phi: Any) -> tuple[Any, Any]:
+    """G_M and G_Φ of the loss with infinite context."""
+
     def loss(M: Any, Phi: Any) -> Any:
         attention = jax.nn.softmax(Phi + jnp.log(pi)[None], axis=1)
         return -jnp.sum(pi[:, None] * P * jax.nn.log_softmax(attention @ M))
@@ -85,7 +87,7 @@ def gradients(
     q, k = float(params.q), float(params.k)
     G_M, G_Phi = map(
         np.asarray,
-        _of_M_and_Phi(
+        of_M_and_Phi(
             jnp.asarray(chain.stationary),
             jnp.asarray(chain.transition),
             np.outer(gamma, beta),

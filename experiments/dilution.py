@@ -270,6 +270,7 @@ def draw(found: Measurement) -> Figure:
         seen, axes[1, 1], seen.full_attention, seen.orbit_attention,
         "attention to token 0", "(d) Focus of the rare queries decays",
     )  # fmt: skip
+    _draw_peaks(seen, axes[1, 1])
     _legend(figure)
     return figure
 
@@ -278,7 +279,12 @@ def _draw_distance(seen: Seen, ax: Any) -> None:
     c = seen.comparison
     until = c.times <= 1.15 * (c.parted[0.1] or HORIZON)
     t = c.times[until]
-    ax.plot(t, seen.linear[until], color="black", label="linear theory about the orbit")
+    ax.plot(
+        t,
+        seen.linear[until],
+        color="black",
+        label="linear theory about the reduced flow",
+    )
     parting = c.parted[0.01]
     assert parting is not None
     guide = np.linspace(parting - 230, parting - 40, 2)
@@ -295,8 +301,8 @@ def _draw_distance(seen: Seen, ax: Any) -> None:
     ax.set_yscale("log")
     ax.set_ylim(top=2)
     ax.set_xlabel("time $t$")
-    ax.set_ylabel(r"distance $\|\theta-\theta\'\|/\|\theta\|$")
-    ax.set_title(rf"(a) Parting, $\epsilon$ = {SCALE:g}", loc="left")
+    ax.set_ylabel(r"distance $\|\theta-\theta^{\prime}\|/\|\theta\|$")
+    ax.set_title(r"(a) Parting, $\epsilon = 10^{-6}$", loc="left")
     ax.legend(fontsize="small", loc="lower right")
 
 
@@ -320,14 +326,36 @@ def _draw_parting(seen: Seen, ax: Any) -> None:
 def _draw_orbit(
     seen: Seen, ax: Any, full: np.ndarray, orbit: np.ndarray, label: str, title: str
 ) -> None:
+    end = seen.times[-1]
+    _draw_tokens(seen, ax, full, orbit, np.linspace(0, end, 60))
     for j in range(full.shape[1]):
-        ax.plot(seen.orbit_times[:-1], orbit[:-1, j], color=COLOURS[j])
-        ax.plot(seen.times[::6], full[::6, j], "o", color=COLOURS[j], markersize=3.5)
-        ax.plot(seen.times[-1] * 1.02, orbit[-1, j], "<", color=COLOURS[j])
-    ax.set_xlim(0, seen.times[-1] * 1.03)
+        ax.plot(end * 1.02, orbit[-1, j], "<", color=COLOURS[j])
+    ax.set_xlim(60, end * 1.03)
     ax.set_xlabel("time $t$")
     ax.set_ylabel(label)
     ax.set_title(title, loc="left")
+
+
+def _draw_tokens(
+    seen: Seen, ax: Any, full: np.ndarray, orbit: np.ndarray, at: np.ndarray
+) -> None:
+    for j in range(full.shape[1]):
+        ax.plot(seen.orbit_times[:-1], orbit[:-1, j], color=COLOURS[j], linewidth=1.2)
+        points = np.interp(at, seen.times, full[:, j])
+        ax.plot(at, points, "o", color=COLOURS[j], markersize=3.5)
+
+
+def _draw_peaks(seen: Seen, ax: Any) -> None:
+    """The peaks of focus, which are low for rare queries."""
+    peak = seen.times[np.argmax(seen.full_attention[:, 1])]
+    inset = ax.inset_axes((0.53, 0.55, 0.44, 0.36))
+    at = np.linspace(peak - 40, peak + 15, 23)
+    _draw_tokens(seen, inset, seen.full_attention, seen.orbit_attention, at)
+    inset.set_xlim(peak - 40, peak + 15)
+    inset.set_ylim(0.747, 0.776)
+    inset.tick_params(labelsize="x-small")
+    inset.set_title("the peaks", fontsize="small")
+    ax.indicate_inset_zoom(inset, edgecolor="0.6")
 
 
 def _legend(figure: Figure) -> None:
