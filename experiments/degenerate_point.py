@@ -328,7 +328,7 @@ def _draw_eigenvalues(seen: Seen, ax: Any) -> None:
     ax.set_xlabel(r"split $\delta$ of the rare frequencies")
     ax.set_ylabel(r"unstable eigenvalue at $\theta^*$")
     ax.set_title("(b) Eigenvalues", loc="left")
-    ax.legend(fontsize="small", loc="center right")
+    ax.legend(fontsize="small", loc="center", bbox_to_anchor=(0.5, 0.3), ncols=2)
 
 
 def _draw_escapes(seen: Seen, ax: Any) -> None:

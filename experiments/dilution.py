@@ -354,7 +354,6 @@ def _draw_peaks(seen: Seen, ax: Any) -> None:
     inset.set_xlim(peak - 40, peak + 15)
     inset.set_ylim(0.747, 0.776)
     inset.tick_params(labelsize="x-small")
-    inset.set_title("the peaks", fontsize="small")
     ax.indicate_inset_zoom(inset, edgecolor="0.6")
 
 
