@@ -42,7 +42,6 @@ from _common import (
     slope,
     sticky_problem,
 )
-from jaxtyping import Array
 from matplotlib.figure import Figure
 
 import gradflow
@@ -72,7 +71,7 @@ class Stage(NamedTuple):
 class _Watch(eqx.Module):
     problem: gradflow.Problem
 
-    def __call__(self, params: Any) -> dict[str, Array]:
+    def __call__(self, params: Any) -> dict[str, Any]:
         law = jnp.asarray(self.problem.population.chain.stationary)
         direction = law / jnp.linalg.norm(law)
         U, s, Vt = jnp.linalg.svd(params.W0, full_matrices=False)

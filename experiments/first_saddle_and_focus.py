@@ -57,7 +57,7 @@ from _common import (
     run,
     slope,
 )
-from jaxtyping import Array
+from jax.flatten_util import ravel_pytree
 from matplotlib.figure import Figure
 
 import gradflow
@@ -91,7 +91,7 @@ class Focus(NamedTuple):
 class _Watch(eqx.Module):
     problem: gradflow.Problem
 
-    def __call__(self, params: Any) -> dict[str, Array]:
+    def __call__(self, params: Any) -> dict[str, Any]:
         law = jnp.asarray(self.problem.population.chain.stationary)
         moves = velocity(self.problem, params)
         product = params.WQ @ params.WK.T
@@ -176,7 +176,7 @@ def response(problem: gradflow.Problem, spectrum: Spectrum, kappa: float) -> Res
         problem, start, horizon, ts=ts, rtol=1e-12, observables=()
     )
 
-    flat, unravel = jax.flatten_util.ravel_pytree(at)
+    flat, unravel = ravel_pytree(at)
     along = jnp.asarray(spectrum.eigenvectors[:, 0])
 
     def slope_along(f: Any) -> Any:
@@ -225,7 +225,7 @@ def measure(quick: bool) -> Measurement:
     claims = [
         Claim("loss at the saddle visited (ε = 1e-6)", theory.loss, finest.loss, 1e-9),
         Claim("its index, the head's width", WIDTH, finest.index, 0.0),
-        Claim("σ₁(M) there, g²", theory.g**2, finest_size, 1e-5),
+        Claim("σ₁(M) there, g²", theory.g**2, float(finest_size), 1e-5),
         Claim("order in ε of ‖M - γβᵀ‖", saddle_order, slope(scales, misses), 0.05),
         Claim("lowest eigenvalue at θ¹", -theory.kappa, spectrum.eigenvalues[0], 1e-9),
         Claim("rate on the flow, ε = 1e-6", theory.kappa, runs[-1].rate, 0.01),
@@ -270,7 +270,7 @@ def measure(quick: bool) -> Measurement:
         distances,
         runs,
         errors,
-        rate_order,
+        (saddle_order, rate_order),
         others,
         rows,
         moved,
