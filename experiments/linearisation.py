@@ -7,7 +7,8 @@ flow from θ* + εξ with standard normal ξ:
    up to C ε² e^{2μ*t}. At θ* = 0 the quadratic term of the flow vanishes, as the loss
    depends on θ by M = W0 W1 and Φ, of second and of fourth order: the error is
    C ε³ e^{3μ*t}. Compared at every one of a series of times: the power of ε in
-   ‖flow - linear flow‖ is 3 at θ = 0 and 2 at θ¹, at each of them.
+   ‖flow - linear flow‖ is 3 at θ = 0 and 2 at θ¹, at each of them; and towards the end
+   the error grows in time at 3μ* and 2μ*, as the bound does.
 2. *Residence.* From entries N(0, ε²) the flow stays Θ(log 1/ε) within a distance r of
    θ = 0, and then of θ¹; r is a tenth of ‖θ¹‖ here.
    - At 0: ‖θ‖ = r when ε C e^{μt} = r, with μ = ‖π‖·‖π - 1/d‖. So the stay is
@@ -61,6 +62,13 @@ class Comparison(NamedTuple):
     def powers(self) -> np.ndarray:
         """Of ε, as measured at each time."""
         return np.array([slope(self.scales, e) for e in self.errors.T])
+
+    @property
+    def growth(self) -> float:
+        """d log error/dt over μ*, towards the end: the last quarter of the times."""
+        last = slice(-TIMES // 4, None)
+        fits = np.polyfit(self.rate * self.ts[last], np.log(self.errors[:, last]).T, 1)
+        return float(np.mean(fits[0]))
 
     @property
     def farthest(self) -> float:
@@ -159,6 +167,10 @@ def measure(quick: bool) -> Measurement:
     claims = [
         Claim("power of ε in the error at 0, farthest", 3.0, at_zero.farthest, 0.05),
         Claim("power of ε in the error at θ¹, farthest", 2.0, at_first.farthest, 0.05),
+        Claim("growth of the error at 0 in the end, over μ", 3.0, at_zero.growth, 0.05),
+        Claim(
+            "growth of the error at θ¹ in the end, over κ", 2.0, at_first.growth, 0.05
+        ),
         Claim("stay at 0 per e-fold of 1/ε, 1/μ", 1 / mu, per_e_fold[0], 0.05),
         Claim("stay at θ¹ per e-fold of 1/ε, 1/κ", 1 / kappa, per_e_fold[1], 0.05),
         Claim(
@@ -174,6 +186,7 @@ def measure(quick: bool) -> Measurement:
             "ts": c.ts,
             "errors": c.errors,
             "powers": c.powers,
+            "growth": c.growth,
         }
         for name, c in (("at_zero", at_zero), ("at_first_saddle", at_first))
     } | {
