@@ -192,7 +192,7 @@ class Flow(eqx.Module):
     def along(self, function: Callable, times: Float[np.ndarray, " times"]) -> PyTree:
         """`function(t, params)` at all times, on the host."""
         rows: list[Any] = [None] * len(times)
-        where = np.array([self.source(float(t)) for t in times])
+        where = self._sources(times)
         for source in np.unique(where):
             index = np.flatnonzero(where == source)
             if source < 0:
@@ -214,6 +214,13 @@ class Flow(eqx.Module):
                 for row, i in enumerate(some):
                     rows[i] = jax.tree.map(lambda x, row=row: x[row], values)
         return jax.tree.map(lambda *x: np.stack(x), *rows)
+
+    def _sources(self, times: Float[np.ndarray, " times"]) -> np.ndarray:
+        """`source` of many times at once."""
+        if self.dense is None or not self.dense.starts:
+            return np.full(len(times), -1)
+        pieces = np.searchsorted(self.dense.starts, times, side="right") - 1
+        return np.where(times <= self.dense.end, pieces, -1)
 
     def source(self, t: float) -> int:
         """The piece of dense output that answers at time t, or -1."""

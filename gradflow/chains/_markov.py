@@ -1,7 +1,6 @@
 """Markov chains on tokens, with their stationary laws."""
 
 from collections.abc import Iterable, Sequence
-from functools import cached_property
 from typing import Any, SupportsFloat
 
 import equinox as eqx
@@ -51,12 +50,14 @@ class MarkovChain(eqx.Module):
         """The number of tokens, d."""
         return self.transition.shape[0]
 
-    @cached_property
+    # Not cached: what a module remembers becomes part of its pytree's structure, and
+    # a loss that was asked for its floor would be compiled anew.
+    @property
     def entropy_rate(self) -> float:
         """-Σ_i π_i Σ_j P_ij log P_ij, in nats: no predictor's loss is lower."""
         return abs(float(self.stationary @ _xlogx(self.transition).sum(axis=1)))
 
-    @cached_property
+    @property
     def unigram_entropy(self) -> float:
         """-Σ_i π_i log π_i, in nats: the best loss of a predictor without context."""
         return abs(float(_xlogx(self.stationary).sum()))
