@@ -2,7 +2,6 @@
 matrix of its own."""
 
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any
 
 import equinox as eqx
@@ -164,14 +163,15 @@ class HighOrderChain(eqx.Module):
         law = np.exp(logits)
         return law / law.sum(axis=1, keepdims=True)
 
-    @cached_property
+    # Not cached: what a module remembers becomes part of its pytree's structure.
+    @property
     def stationary(self) -> Float[np.ndarray, " contexts"]:
         """The stationary law of the contexts: the fixed point of
 
             p(y, x_1, …, x_{w-1}) ← Σ_{x_w} p(x_1, …, x_w) P(y | x_1, …, x_w),
 
         which every start tends to, as no transition has probability zero. No dʷ×dʷ
-        matrix is formed."""
+        matrix is formed. Computed each time: keep it, or make an `AllContexts`."""
         self._refuse_many()
         law = self.next_law(self.contexts())
         shape = (self.size,) * self.lags
@@ -192,7 +192,7 @@ class HighOrderChain(eqx.Module):
         p.flags.writeable = False
         return p
 
-    @cached_property
+    @property
     def entropy_rate(self) -> float:
         """In nats: no predictor's loss is lower."""
         law = self.next_law(self.contexts())
