@@ -26,7 +26,8 @@ class PopulationLoss(eqx.Module):
     get, what its flow conserves and what is worth watching.
     """
 
-    population: AbstractVar[Population]
+    population: AbstractVar[Any]
+    """A `Population`."""
 
     @abstractmethod
     def logits(self, params: PyTree) -> Float[AnyArray, "contexts d"]:

@@ -9,7 +9,7 @@ from ._checks import Checked
 from ._population_loss import PopulationLoss, check_population
 from ._storage import storable
 from ._types import AnyArray
-from .models import KnownSaddle, OneLayerTransformer, PositionalHeads
+from .models import KnownSaddle, Model
 from .populations import Population, Positional, PositionFree
 
 
@@ -23,13 +23,17 @@ class Problem(PopulationLoss):
     how low it can get, what its flow conserves and what is worth watching.
     """
 
-    model: Checked[OneLayerTransformer | PositionalHeads]
-    population: Checked[Population]
+    # What a problem's model and population have beside what every such has depends on
+    # their kinds, which no type checker follows through here.
+    model: Any
+    """A `Model`."""
+    population: Any
+    """A `Population` of the kind that the model reads."""
 
     # Spelt out as to a type checker the base class's field would come first.
     def __init__(
         self,
-        model: Checked[OneLayerTransformer | PositionalHeads],
+        model: Checked[Model],
         population: Checked[Population],
     ):
         self.model = model
@@ -37,7 +41,7 @@ class Problem(PopulationLoss):
 
     def __check_init__(self):
         check_population(self.population)
-        if not isinstance(self.model, OneLayerTransformer | PositionalHeads):
+        if not isinstance(self.model, Model):
             raise ValueError(
                 "`model` must be a gradflow model such as OneLayerTransformer, got "
                 f"{type(self.model).__name__}."
@@ -63,8 +67,9 @@ class Problem(PopulationLoss):
         """The saddles of this loss that theory has in closed form."""
         return self.model.known_saddles(self.population)
 
-    def symmetry_generators(self, params: PyTree) -> PyTree:
-        """How `params` move under the symmetries of the loss, one row for each."""
+    def symmetry_generators(self, params: PyTree) -> PyTree | None:
+        """How `params` move under the symmetries of the loss that are known, one row
+        for each; None where none is."""
         return self.model.symmetry_generators(params)
 
     def check(self, params: PyTree) -> None:

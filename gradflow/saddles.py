@@ -286,8 +286,8 @@ def _orbit_dimension(flow: Flow, loss: Any, params: PyTree) -> int | None:
     generators = getattr(loss, "symmetry_generators", None)
     if generators is None:
         return None
-    size = sum(x.size for x in jax.tree.leaves(jax.eval_shape(generators, params)))
-    if size > LARGEST_ORBIT:
+    shapes = jax.tree.leaves(jax.eval_shape(generators, params))
+    if not shapes or sum(x.size for x in shapes) > LARGEST_ORBIT:
         return None
     vectors = generators(params)
     count = len(jax.tree.leaves(vectors)[0])

@@ -1,8 +1,8 @@
 """One file a model: parameters, initialisation, forward map, conserved quantities and
 observables."""
 
+from ._model import KnownSaddle as KnownSaddle, Model as Model
 from ._one_layer import (
-    KnownSaddle as KnownSaddle,
     OneLayerParameters as OneLayerParameters,
     OneLayerTransformer as OneLayerTransformer,
 )

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -15,6 +15,7 @@ from .._checks import Checked
 from .._storage import storable
 from .._types import AnyArray
 from ..populations import InfiniteContext, PositionFree
+from ._model import KnownSaddle, Model
 
 LARGEST_MODEL = 2**30
 """Parameters that fit in memory: 8 GiB, of which a solver holds several."""
@@ -30,19 +31,8 @@ class OneLayerParameters(eqx.Module):
     W1: Float[AnyArray, "*time m d"]
 
 
-class KnownSaddle(NamedTuple):
-    """What theory says of a critical point."""
-
-    name: str
-    loss: float
-    rate: float
-    """At which the flow leaves it."""
-    index: int
-    """In how many directions."""
-
-
 @storable
-class OneLayerTransformer(eqx.Module):
+class OneLayerTransformer(Model):
     """One attention layer, without position code, residual, normalisation or value
     matrix.
 
@@ -100,9 +90,6 @@ class OneLayerTransformer(eqx.Module):
     def check(self, params: Any) -> None:
         """Refuse parameters that are not this model's."""
         _checks.parameters_of(OneLayerParameters, self.shapes, params)
-
-    def check_population(self, population: PositionFree) -> None:
-        """Refuse a population that this model cannot read: it reads any."""
 
     def context_attention(
         self, params: OneLayerParameters, population: PositionFree

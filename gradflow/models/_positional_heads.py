@@ -13,6 +13,7 @@ from .._checks import Checked
 from .._storage import storable
 from .._types import AnyArray
 from ..populations import AllContexts, Positional
+from ._model import Model
 
 
 @storable
@@ -24,7 +25,7 @@ class PositionalHeadsParameters(eqx.Module):
 
 
 @storable
-class PositionalHeads(eqx.Module):
+class PositionalHeads(Model):
     """Heads that attend to positions, not to tokens: with s_k = softmax(a_k),
 
     logits = Σ_k V_k Σ_i s_k[i] x_{t-i}.
