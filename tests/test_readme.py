@@ -69,6 +69,8 @@ def test_the_tour_runs(index, tmp_path, monkeypatch):
         "b": jnp.ones(2),
         "w0": jnp.zeros(2),
         "ax": None,
+        "loss": bowl,
+        "start": jnp.array([0.3, -0.2]),
     }
     # The same walk on a shorter horizon: to t = 10⁴ is the demo's business.
     code = blocks("python")[index].replace("1e4", "150.0").replace("- 0.6)", "- 0.72)")

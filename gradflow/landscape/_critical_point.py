@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, PyTree
 
@@ -21,13 +20,23 @@ from ._flat import (
 )
 from ._krylov import Plan
 from ._newton import Newton, Stuck, View, dense_view, krylov_view
-from ._spectrum import Spectrum, SpectrumError, at_the_ends, direction, runs
+from ._spectrum import (
+    Spectrum,
+    SpectrumError,
+    at_the_ends,
+    dense_spectrum,
+    direction,
+    runs,
+)
 
 DENSE_SIZE = 1500
 """Parameters up to which a Hessian is written out at every step by default: that takes
 a second each time at this size."""
-FIRST_EIGENPAIRS = 8
-EIGENPAIR_TOLERANCE = 1e-8
+FIRST_EIGENPAIRS = 16
+EIGENPAIR_TOLERANCE = 1e-6
+MATRIX_FREE_GAP = 1e-4
+"""Relative to max |λ|. Eigenvalues that crowd about zero are not told apart in any
+reasonable number of Hessian products."""
 
 
 class CriticalPoint(eqx.Module):
@@ -120,8 +129,9 @@ def find_critical_point(
         >>> from gradflow.landscape import find_critical_point
         >>> saddle = lambda p: p["x"] ** 2 - p["y"] ** 2 + p["x"] * p["y"] ** 2
         >>> start = {"x": jnp.asarray(0.1), "y": jnp.asarray(-0.2)}
-        >>> find_critical_point(saddle, start)
-        CriticalPoint(loss 0, ‖∇L‖ 0.0e+00, index 1, nullity 0, n = 2)
+        >>> point = find_critical_point(saddle, start)
+        >>> point.kind, point.index, point.nullity
+        ('Saddle', 1, 0)
 
     Newton's method in the Hessian's eigen-directions, with steps shortened until ‖∇L‖
     falls. Where critical points come in manifolds, most of the eigenvalues are zero, or
@@ -145,8 +155,8 @@ def find_critical_point(
     - `max_steps`: give up after so many steps.
     - `dense`: whether to write the Hessian out at every step. Otherwise steps are taken
         in a Krylov space of Hessian-vector products, and of the spectrum only the
-        lowest part is computed, until it shows all negative eigenvalues. By default up
-        to 1,500 parameters.
+        lowest part is computed, until it shows all eigenvalues below -gap (by default
+        at least 1e-4 max |λ| then). By default up to 1,500 parameters.
 
     **Returns:**
 
@@ -184,8 +194,7 @@ def find_critical_point(
 
 def _error(flat: FlatLoss, start: View, stuck: Stuck) -> CriticalPointError:
     view = stuck.view
-    norm, first = float(view.gradient_norm), float(start.gradient_norm)
-    distance = float(jnp.linalg.norm(view.y - start.y))
+    norm, first, distance = view.norm, start.norm, view.distance_to(start)
     return CriticalPointError(
         f"No critical point was reached: {stuck.reason}. After {stuck.steps} steps, "
         f"{distance:.3g} from the start, ‖∇L‖ is {norm:.2e} (it was {first:.2e}), with "
@@ -211,13 +220,13 @@ def _whole(flat: FlatLoss, start: View, view: View, search: Newton) -> CriticalP
     return CriticalPoint(
         params=as_params(flat, view.y),
         loss=float(view.loss),
-        gradient_norm=float(view.gradient_norm),
+        gradient_norm=view.norm,
         eigenvalues=eigenvalues,
         eigenvectors=np.asarray(view.local.eigenvectors),
         index=int(np.sum(eigenvalues < -gap)),
         nullity=int(np.sum(np.abs(eigenvalues) <= gap)),
         gap=gap,
-        distance=float(jnp.linalg.norm(view.y - start.y)),
+        distance=view.distance_to(start),
         steps=search.steps,
     )
 
@@ -227,22 +236,21 @@ def _lower_part(
 ) -> CriticalPoint:
     """The result where it was not: with the lowest eigenpairs, as many as it takes to
     see one that is not negative."""
-    scale = float(jnp.abs(view.eigenvalues[0]))
+    scale = abs(float(view.eigenvalues[0]))
     gap = search.gap
     if gap is None:
-        resolved = 10 * EIGENPAIR_TOLERANCE * scale
-        gap = max(view.resolution(search.tolerance), resolved)
+        gap = max(view.resolution(search.tolerance), MATRIX_FREE_GAP * scale)
     spectrum = _lowest(flat, view, gap, search.steps)
     return CriticalPoint(
         params=as_params(flat, view.y),
         loss=float(view.loss),
-        gradient_norm=float(view.gradient_norm),
+        gradient_norm=view.norm,
         eigenvalues=spectrum.eigenvalues,
         eigenvectors=spectrum.eigenvectors,
         index=int(np.sum(spectrum.eigenvalues < -gap)),
         nullity=None,
         gap=gap,
-        distance=float(jnp.linalg.norm(view.y - start.y)),
+        distance=view.distance_to(start),
         steps=search.steps,
     )
 
@@ -251,25 +259,22 @@ def _lowest(flat: FlatLoss, view: View, gap: float, steps: int) -> Spectrum:
     n, k = view.y.size, FIRST_EIGENPAIRS
     while True:
         plan = Plan.of(k, 0)
-        if plan.basis + plan.block > n or 16 * plan.basis * n > available_bytes():
+        if plan.rows > n and dense_bytes(n) <= available_bytes():
+            return dense_spectrum(flat, view.y)
+        if plan.rows > n or 16 * plan.basis * n > available_bytes():
             raise Stuck(
-                f"the point is found, but it has more than {k // 2} negative "
-                "eigenvalues, too many to count without writing the Hessian out",
+                f"the point is found, but with at least {k // 2} eigenvalues below "
+                f"{-gap:.1e} its index is too large to be counted",
                 view,
                 steps,
             )
         try:
             spectrum = at_the_ends(
-                flat, view.y, plan, EIGENPAIR_TOLERANCE, 1000 * plan.block, 0
+                flat, view.y, plan, EIGENPAIR_TOLERANCE, settled=-gap
             )
         except SpectrumError as error:
-            # Those at the upper edge may lie in the crowd about zero, where none
-            # converges; it is enough to know that they do.
-            spectrum = error.spectrum
-            if np.any(spectrum.eigenvalues + spectrum.residuals < -gap):
-                late = spectrum.residuals > 0.1 * gap
-                if np.any(late & (spectrum.eigenvalues < -gap)):
-                    raise Stuck(str(error), view, steps) from error
+            reason = f"the point is found, but not its index: {error}"
+            raise Stuck(reason, view, steps) from error
         if spectrum.eigenvalues[-1] >= -gap:
             return spectrum
         k *= 2

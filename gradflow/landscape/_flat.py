@@ -96,14 +96,16 @@ class Local(eqx.Module):
     """‖Hv - λv‖."""
 
 
-@eqx.filter_jit
-def look(flat: FlatLoss, y: Vector) -> Local:
-    """The Hessian, written out and diagonalised."""
+def expansion(flat: FlatLoss, y: Vector) -> Local:
+    """By the Hessian, written out and diagonalised."""
     loss, gradient = jax.value_and_grad(flat)(y)
     H = flat.hessian(y)
     eigenvalues, V = jnp.linalg.eigh(H, symmetrize_input=False)
     residuals = jnp.linalg.norm(H @ V - eigenvalues[None, :] * V, axis=0)
     return Local(loss, gradient, eigenvalues, V, residuals)
+
+
+look = eqx.filter_jit(expansion)
 
 
 def refuse_not_finite(*derivatives: Any) -> None:
@@ -146,8 +148,9 @@ def available_bytes() -> int:
     return min(limits)
 
 
-def in_words(size: float) -> str:
+def in_words(count: int) -> str:
     """A number of bytes for people."""
+    size = float(count)
     for unit in ("bytes", "KB", "MB", "GB"):
         if size < 1000:
             return f"{size:.3g} {unit}"

@@ -10,11 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from ._flat import FlatLoss, Vector
+from ._flat import FlatLoss, Vector, refuse_not_finite
 
 LEAST_BLOCKS = 4
 """How many blocks a basis holds at least; of half of them a restart keeps."""
 LEAST_BASIS = 64
+MOST_PASSES = 6
 
 
 #
@@ -44,6 +45,11 @@ class Plan(NamedTuple):
     def kept(self) -> int:
         return self.basis // 2
 
+    @property
+    def rows(self) -> int:
+        """Orthogonal vectors that there must be for the search to make sense."""
+        return self.basis + self.block
+
     def outermost(self, rows: int) -> np.ndarray:
         """Which of `basis` Ritz values in increasing order lie farthest out at the ends
         that are wanted."""
@@ -66,6 +72,7 @@ class Search(eqx.Module):
     residuals: Float[Array, " block"]
     scale: Float[Array, ""]
     """max |λ|, as far as it is known."""
+    loss: Float[Array, ""]
 
     @staticmethod
     def start(n: int, plan: Plan, seed: int) -> "Search":
@@ -78,22 +85,32 @@ class Search(eqx.Module):
             jnp.zeros(plan.block),
             jnp.full(plan.block, jnp.inf, jnp.float64),
             jnp.zeros(()),
+            jnp.zeros(()),
         )
 
 
 def _orthonormal(
     rows: Float[Array, "block n"], V: Float[Array, "basis n"]
 ) -> Float[Array, "block n"]:
-    """Rows that span what `rows` span beyond V. A row that lies in the span of the
-    others is replaced by some direction: QR makes one up, and the next pass rids it of
-    what it has of V."""
+    """Rows that span what `rows` span beyond V.
 
-    def one_pass(_: Any, rows: Float[Array, "block n"]) -> Float[Array, "block n"]:
+    Two passes, and more where a row lost most of itself to V: its rest is inexact. A
+    row that lies in the span of the others is replaced by some direction; QR makes one
+    up, and the next pass rids it of what it has of V."""
+
+    def one_pass(carry: Any) -> Any:
+        rows, _, i = carry
         size = jnp.linalg.norm(rows, axis=1, keepdims=True)
         rows = rows / jnp.where(size > 0, size, 1.0)
-        return jnp.linalg.qr((rows - (rows @ V.T) @ V).T)[0].T
+        rows = rows - (rows @ V.T) @ V
+        left = jnp.min(jnp.linalg.norm(rows, axis=1))
+        return jnp.linalg.qr(rows.T)[0].T, left, i + 1
 
-    return jax.lax.fori_loop(0, 3, one_pass, rows)
+    def is_rough(carry: Any) -> Any:
+        _, left, i = carry
+        return (i < 2) | ((left < 0.5) & (i < MOST_PASSES))
+
+    return jax.lax.while_loop(is_rough, one_pass, (rows, jnp.zeros(()), 0))[0]
 
 
 @eqx.filter_jit
@@ -134,6 +151,7 @@ def cycle(flat: FlatLoss, y: Vector, search: Search, plan: Plan) -> Search:
         ritz[aim],
         jnp.linalg.norm(block, axis=1),
         jnp.max(jnp.abs(ritz)),
+        flat(y),
     )
 
 
@@ -155,26 +173,31 @@ def ends(
     plan: Plan,
     tolerance: float,
     max_products: int,
-    seed: int,
+    seed: int = 0,
+    settled: float = np.inf,
 ) -> Ends:
-    """Cycles until every wanted residual is below tolerance · max |λ|."""
+    """Cycles until every wanted residual is below tolerance · max |λ|. Of eigenvalues
+    above `settled` it is enough to be certain of that."""
     wanted = np.r_[: plan.low, plan.block - plan.high : plan.block]
     search, spent = Search.start(y.size, plan, seed), 0
     while True:
         spent += plan.basis - int(search.filled)
         search = cycle(flat, y, search, plan)
         bound = tolerance * float(search.scale)
-        worst = float(np.max(np.asarray(search.residuals)[wanted]))
-        # Written so that NaN ends the search too.
-        if not worst > bound or spent >= max_products:
+        ritz, residuals = (
+            np.asarray(x)[wanted] for x in (search.ritz, search.residuals)
+        )
+        done = (residuals <= bound) | (ritz - 2 * residuals > settled)
+        refuse_not_finite(search.loss, ritz)
+        if np.all(done) or spent >= max_products:
             break
     rows = np.r_[: plan.low, plan.kept - plan.high : plan.kept]
     return Ends(
-        np.asarray(search.ritz)[wanted],
+        ritz,
         np.asarray(search.V[rows]),
-        np.asarray(search.residuals)[wanted],
+        residuals,
         spent,
-        worst <= bound,
+        bool(np.all(done)),
         bound,
     )
 
@@ -200,7 +223,6 @@ class Lanczos(eqx.Module):
     products: Int[Array, ""]
 
 
-@eqx.filter_jit
 def lanczos(flat: FlatLoss, y: Vector, b: Vector, size: int) -> Lanczos:
     """At most `size` steps of Lanczos, fully reorthogonalised; fewer where the space
     is invariant."""

@@ -13,6 +13,7 @@ that is, if the Hessian turns by less than half of λ along it. We ask for twice
 pass), take the largest set of directions that does, and leave the others alone.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -22,14 +23,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from ._flat import FlatLoss, Local, Vector, look
+from ._flat import FlatLoss, Local, Vector, expansion
 from ._krylov import lanczos
 
 MARGIN = 4.0
 """In place of Kantorovich's 2."""
 ROUNDS = 8
 """How often K is measured, at most, to find the certain directions."""
-CERTAIN_PART = 0.1
+CERTAIN_PART = 0.5
 """The part of the gradient that must lie along certain directions for a step there."""
 KRYLOV_SIZE = 96
 SHORTEST = 2.0**-20
@@ -67,58 +68,56 @@ class View(eqx.Module):
             resolved, -self.slopes / jnp.where(resolved, self.eigenvalues, 1.0), 0.0
         )
 
-    def norm_along(self, chosen: Bool[Array, " count"]) -> float:
-        """The norm of the gradient's part along some directions."""
-        return float(jnp.linalg.norm(jnp.where(chosen, self.slopes, 0.0)))
+    @property
+    def norm(self) -> float:
+        return float(self.gradient_norm)
 
     @property
     def certain_norm(self) -> float:
-        return self.norm_along(self.certain)
+        """The norm of the gradient's part along certain directions."""
+        return float(np.linalg.norm(np.asarray(self.slopes)[np.asarray(self.certain)]))
 
     @property
     def count(self) -> int:
-        return int(jnp.sum(self.certain))
+        """How many directions are certain."""
+        return int(np.sum(self.certain))
+
+    def distance_to(self, other: "View") -> float:
+        return float(np.linalg.norm(np.asarray(self.y) - np.asarray(other.y)))
 
     def resolution(self, tolerance: float) -> float:
         """The size of an eigenvalue that a slope of `tolerance` leaves uncertain."""
-        slope = max(float(self.gradient_norm), tolerance)
-        return max(float(jnp.sqrt(MARGIN * self.turning * slope)), float(self.floor))
+        slope = max(self.norm, tolerance)
+        return max(math.sqrt(MARGIN * float(self.turning) * slope), float(self.floor))
 
 
+@eqx.filter_jit
 def dense_view(
     flat: FlatLoss, y: Vector, tolerance: Float[Array, ""], gap: Array | None
 ) -> View:
     """All directions there are."""
-    local = look(flat, y)
+    local = expansion(flat, y)
     order = jnp.argsort(-jnp.abs(local.eigenvalues))
     directions = local.eigenvectors.T[order]
-    view = _raw_view(
-        flat, y, local.loss, local.gradient, local.eigenvalues[order], directions, local
-    )
+    eigenvalues = local.eigenvalues[order]
+    view = _view(y, local.loss, local.gradient, eigenvalues, directions, local)
     return _with_certain(flat, view, tolerance, gap)
 
 
+@eqx.filter_jit
 def krylov_view(
     flat: FlatLoss, y: Vector, tolerance: Float[Array, ""], gap: Array | None
 ) -> View:
     """The directions that Newton's step lies in, as Lanczos from the gradient finds
     them: of a multiple eigenvalue one copy, the one that the gradient has a part in."""
-    loss, gradient = _value_and_gradient(flat, y)
+    loss, gradient = jax.value_and_grad(flat)(y)
     space = lanczos(flat, y, gradient, min(KRYLOV_SIZE, y.size))
     order = jnp.argsort(-jnp.abs(space.ritz))
-    view = _raw_view(
-        flat, y, loss, gradient, space.ritz[order], space.vectors[order], None
-    )
+    view = _view(y, loss, gradient, space.ritz[order], space.vectors[order], None)
     return _with_certain(flat, view, tolerance, gap)
 
 
-@eqx.filter_jit
-def _value_and_gradient(flat: FlatLoss, y: Vector) -> tuple[Float[Array, ""], Vector]:
-    return jax.value_and_grad(flat)(y)
-
-
-def _raw_view(
-    flat: FlatLoss,
+def _view(
     y: Vector,
     loss: Float[Array, ""],
     gradient: Vector,
@@ -144,15 +143,13 @@ def _raw_view(
 def _with_certain(
     flat: FlatLoss, view: View, tolerance: Float[Array, ""], gap: Array | None
 ) -> View:
-    if gap is not None:
-        certain = jnp.abs(view.eigenvalues) > gap
-        turning = view.turning
-    else:
+    if gap is None:
         certain, turning = _kantorovich(flat, view, tolerance)
+    else:
+        certain, turning = jnp.abs(view.eigenvalues) > gap, view.turning
     return eqx.tree_at(lambda v: (v.certain, v.turning), view, (certain, turning))
 
 
-@eqx.filter_jit
 def _kantorovich(
     flat: FlatLoss, view: View, tolerance: Float[Array, ""]
 ) -> tuple[Bool[Array, " count"], Float[Array, ""]]:
@@ -203,24 +200,27 @@ def _kantorovich(
 
 
 @eqx.filter_jit
-def _backtracked(
-    flat: FlatLoss, y: Vector, step: Vector, norm: Float[Array, ""]
-) -> tuple[Vector, Float[Array, ""]]:
-    """y + t·step for the first t = 1, ½, ¼ … at which ‖∇L‖ falls; t is zero if none
-    is."""
+def _newton_step(flat: FlatLoss, view: View) -> tuple[Vector, Float[Array, ""]]:
+    """y + ts with Newton's step s along the certain directions, for the first t = 1, ½,
+    ¼ … at which ‖∇L‖ falls; t is zero if it falls at none."""
+    y, norm = view.y, view.gradient_norm
+    step = jnp.where(view.certain, view.newton, 0.0) @ view.directions
 
-    def falls_not(carry: Any) -> Any:
+    def falls(t: Array, after: Array) -> Array:
+        return after <= (1 - 1e-4 * t) * norm
+
+    def goes_on(carry: Any) -> Any:
         _, t, after = carry
-        return ~(after <= (1 - 1e-4 * t) * norm) & (t > SHORTEST)
+        return ~falls(t, after) & (t > SHORTEST)
 
     def shorten(carry: Any) -> Any:
         _, t, _ = carry
         moved = y + 0.5 * t * step
         return moved, 0.5 * t, jnp.linalg.norm(flat.gradient(moved))
 
-    start = (y, jnp.asarray(2.0), jnp.asarray(jnp.inf))
-    moved, t, after = jax.lax.while_loop(falls_not, shorten, start)
-    fell = after <= (1 - 1e-4 * t) * norm
+    start = (y, jnp.full((), 2.0, y.dtype), jnp.full((), jnp.inf, y.dtype))
+    moved, t, after = jax.lax.while_loop(goes_on, shorten, start)
+    fell = falls(t, after)
     return jnp.where(fell, moved, y), jnp.where(fell, t, 0.0)
 
 
@@ -253,14 +253,13 @@ class Newton:
         return self._look_about(self.flat, y, jnp.asarray(self.tolerance), gap)
 
     def run(self, view: View) -> View:
-        while not view.gradient_norm <= self.tolerance:
-            norm = float(view.gradient_norm)
-            if view.certain_norm > CERTAIN_PART * norm:
+        # With a gap there is nothing but steps, so they go on for as long as they help.
+        enough = CERTAIN_PART if self.gap is None else 1e-3
+        while not view.norm <= self.tolerance:
+            if view.certain_norm > enough * view.norm:
                 view = self._step(view)
             elif self.gap is None:
                 view = self._slide(view)
-            elif view.certain_norm > 0.01 * self.tolerance + 1e-3 * norm:
-                view = self._step(view)
             else:
                 raise Stuck(
                     "what is left of the gradient lies along directions with "
@@ -280,17 +279,16 @@ class Newton:
     def _step(self, view: View) -> View:
         """Newton's step along certain directions, shortened until ‖∇L‖ falls."""
         self._count(view)
-        step = jnp.where(view.certain, view.newton, 0.0) @ view.directions
-        y, t = _backtracked(self.flat, view.y, step, view.gradient_norm)
-        if t == 0:
+        y, t = _newton_step(self.flat, view)
+        if float(t) == 0:
             raise Stuck("no step makes the gradient smaller", view, self.steps)
         return self.view(y)
 
     def _slide(self, view: View) -> View:
-        """A step along uncertain directions, where the gradient has no part to speak of
-        elsewhere: Levenberg and Marquardt's, the shortest that makes the linear model
-        of the gradient smaller by a factor; then back onto the manifold where the
-        gradient vanishes along the certain ones.
+        """A step along uncertain directions too, where most of the gradient lies there:
+        Levenberg and Marquardt's, the shortest that makes the linear model of the
+        gradient smaller by a factor; then back towards the manifold where the gradient
+        vanishes along the certain ones.
 
         Near a degenerate critical point the gradient is of higher order in the
         distance; each slide then covers a part of the way.
@@ -301,9 +299,9 @@ class Newton:
             step = _shortest(view, factor)
             if step is None:
                 break
-            after = self._restored(view.y + step @ view.directions)
-            fell = 1 - float(after.gradient_norm / view.gradient_norm)
-            if fell > 0.1 * (1 - factor):
+            moved = np.asarray(view.y) + step @ np.asarray(view.directions)
+            after = self._restored(jnp.asarray(moved))
+            if 1 - after.norm / view.norm > 0.1 * (1 - factor):
                 return after
             factor = 1 - 0.25 * (1 - factor)
         raise Stuck(
@@ -316,37 +314,39 @@ class Newton:
     def _restored(self, y: Vector) -> View:
         view = self.view(y)
         for _ in range(RESTORING_STEPS):
-            norm = float(view.gradient_norm)
+            norm = view.norm
             if norm <= self.tolerance or view.certain_norm <= CERTAIN_PART * norm:
                 break
             view = self._step(view)
         return view
 
 
-def _shortest(view: View, factor: float) -> Float[Array, " count"] | None:
-    """s = -λ g/(λ² + μ²) along uncertain directions, with the largest μ at which
-    ‖g + λs‖ ≤ factor · ‖g‖; None if there is none."""
-    lam = np.asarray(view.eigenvalues)
-    floor = float(view.floor)
-    rest = ~np.asarray(view.certain) & (np.abs(lam) > floor)
-    lam, g = lam[rest], np.asarray(view.slopes)[rest]
+def _shortest(view: View, factor: float) -> Float[np.ndarray, " count"] | None:
+    """Newton's step along certain directions, and along the others
+    s = -λ g/(λ² + μ²) with the largest μ at which ‖g + λs‖ ≤ factor · ‖g‖ there; None
+    if there is none."""
+    eigenvalues, slopes = np.asarray(view.eigenvalues), np.asarray(view.slopes)
+    certain, floor = np.asarray(view.certain), float(view.floor)
+    rest = ~certain & (np.abs(eigenvalues) > floor)
+    lam, g = eigenvalues[rest], slopes[rest]
     if not g.size:
         return None
+    # What lies in directions without any curvature stays.
+    uncertain = max(0.0, view.norm**2 - view.certain_norm**2)
+    flat = math.sqrt(max(0.0, uncertain - g @ g))
+    target = factor * math.sqrt(uncertain)
 
-    def left(mu: float) -> float:
-        return float(np.linalg.norm(g * mu**2 / (lam**2 + mu**2)))
+    def is_small(mu: float) -> bool:
+        left = np.linalg.norm(g * mu**2 / (lam**2 + mu**2))
+        return bool(math.hypot(left, flat) <= target)
 
     low, high = floor, 1e3 * float(np.max(np.abs(lam)))
-    # What lies in directions without any curvature stays.
-    flat = np.sqrt(max(0.0, float(view.gradient_norm) ** 2 - g @ g))
-    target = factor * float(view.gradient_norm)
-    if np.hypot(left(low), flat) > target:
+    if not is_small(low):
         return None
     for _ in range(60):
-        middle = np.sqrt(low * high)
-        low, high = (
-            (low, middle) if np.hypot(left(middle), flat) > target else (middle, high)
-        )
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if is_small(middle) else (low, middle)
     step = np.zeros(rest.shape)
+    step[certain] = -slopes[certain] / eigenvalues[certain]
     step[rest] = -lam * g / (lam**2 + low**2)
-    return jnp.asarray(step)
+    return step

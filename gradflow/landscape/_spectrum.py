@@ -24,6 +24,7 @@ from ._flat import (
 )
 from ._krylov import Plan, ends
 
+PRODUCTS_PER_VECTOR = 300
 ENDS = ("both", "largest", "smallest")
 
 
@@ -91,7 +92,7 @@ def hessian_spectrum(
     k: Checked[int | None] = None,
     *,
     which: Checked[Literal["both", "largest", "smallest"]] = "both",
-    tolerance: Checked[float] = 1e-9,
+    tolerance: Checked[float] = 1e-8,
     max_products: Checked[int | None] = None,
     seed: Checked[int] = 0,
 ) -> Spectrum:
@@ -121,7 +122,7 @@ def hessian_spectrum(
     - `tolerance`: the residuals to reach, relative to max |λ|. An isolated eigenvalue
         is then exact to the square of that, relative to its distance to the others.
     - `max_products`: give up after about so many Hessian-vector products; by default
-        1,000 times the number of vectors in a block.
+        300 times the number of vectors in a block.
     - `seed`: of the block that the search starts from.
 
     **Returns:**
@@ -144,17 +145,15 @@ def hessian_spectrum(
     n = y.size
     if k is None:
         _refuse_large(n)
-        return _dense(flat, y)
+        return dense_spectrum(flat, y)
     if k > n:
         raise ValueError(f"`k` must be at most the number of parameters, {n}, got {k}.")
     low, high = (k if which in ("both", end) else 0 for end in ("smallest", "largest"))
     plan = Plan.of(low, high)
-    if plan.basis + plan.block > n:
+    if plan.rows > n:
         _refuse_large(n, needed_for=k)
-        return _part(_dense(flat, y), low, high)
-    return at_the_ends(
-        flat, y, plan, tolerance, max_products or 1000 * plan.block, seed
-    )
+        return _part(dense_spectrum(flat, y), low, high)
+    return at_the_ends(flat, y, plan, tolerance, max_products, seed)
 
 
 def _refuse_large(n: int, needed_for: int | None = None) -> None:
@@ -176,9 +175,10 @@ def _refuse_large(n: int, needed_for: int | None = None) -> None:
     )
 
 
-def _dense(flat: FlatLoss, y: Vector) -> Spectrum:
+def dense_spectrum(flat: FlatLoss, y: Vector) -> Spectrum:
+    """All of the spectrum, from the Hessian written out."""
     local = look(flat, y)
-    refuse_not_finite(local.eigenvalues)
+    refuse_not_finite(local.loss, local.gradient, local.eigenvalues)
     return Spectrum(
         params=as_params(flat, y),
         eigenvalues=np.asarray(local.eigenvalues),
@@ -207,12 +207,13 @@ def at_the_ends(
     y: Vector,
     plan: Plan,
     tolerance: float,
-    max_products: int,
-    seed: int,
+    max_products: int | None = None,
+    seed: int = 0,
+    settled: float = np.inf,
 ) -> Spectrum:
-    """The spectrum's ends by block Lanczos."""
-    found = ends(flat, y, plan, tolerance, max_products, seed)
-    refuse_not_finite(found.eigenvalues)
+    """The spectrum's ends by block Lanczos; see `ends`."""
+    most = PRODUCTS_PER_VECTOR * plan.block if max_products is None else max_products
+    found = ends(flat, y, plan, tolerance, most, seed, settled)
     spectrum = Spectrum(
         params=as_params(flat, y),
         eigenvalues=found.eigenvalues,
