@@ -24,7 +24,7 @@ g² = ‖c‖/‖π‖:
    law. (One of frequencies down to 0.0002 had s = 0.2 |κ|, and an error of 2.1 % at
    ε = 1e-6.)
 3. *The direction.* Φ/‖Φ‖ → sign(κ) ππᵀ/‖ππᵀ‖, for κ < 0 away from frequent tokens. W0
-   keeps a part of size ε beside π from its start: 1 - |cos| is of order ε², at its best.
+   keeps a part of size ε beside π from its start: 1 - |cos| is at best of order ε².
 4. *The response.* Embeddings respond at next order, ‖ΔW0‖ ∝ ‖WQ‖². On a flow from a
    random start this is covered by the embeddings' own relaxation, so here a flow starts
    at the exact θ¹ plus δv, v a unit vector of the unstable eigenspace: then W0 moves
