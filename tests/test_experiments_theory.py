@@ -123,6 +123,8 @@ def test_focus_of_the_reference_chain(focus):
     assert np.min(np.abs(eigenvalues - s)) == 0
     assert order(scales, errors) == pytest.approx(2 * s / (s + 2 * kappa), rel=0.05)
     assert focus["cosines"][scales.index(1e-4)] > 0.999
+    tilts = 1 - np.array(focus["cosines"])
+    assert order(scales, tilts) == pytest.approx(2, rel=0.05)
 
 
 def test_focus_of_other_chains(focus):
