@@ -9,7 +9,7 @@ import jax
 # frequencies and conserved quantities drown in its rounding.
 jax.config.update("jax_enable_x64", True)
 
-from . import solvers as solvers  # noqa: E402
+from . import landscape as landscape, solvers as solvers  # noqa: E402
 from ._certificate import Certificate as Certificate  # noqa: E402
 from ._converged import Convergence as Convergence, converged as converged  # noqa: E402
 from ._flow import Flow as Flow, FlowError as FlowError  # noqa: E402

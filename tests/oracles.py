@@ -160,3 +160,61 @@ def focus_rate(pi, P, gamma, beta):
 def entropy(p):
     p = np.asarray(p)[np.asarray(p) > 0]
     return -np.sum(p * np.log(p))
+
+
+#
+# Landscapes
+#
+
+
+def symmetric(eigenvalues, seed=0):
+    """A symmetric matrix with these eigenvalues, in a random orthonormal basis."""
+    n = len(eigenvalues)
+    Q, _ = np.linalg.qr(np.random.default_rng(seed).normal(size=(n, n)))
+    H = (Q * np.asarray(eigenvalues)) @ Q.T
+    return (H + H.T) / 2
+
+
+def linear_flow(H, g, start, ts):
+    """δ(t) of δ̇ = -g - Hδ: the exponential of a matrix that carries g along."""
+    from scipy.linalg import expm
+
+    n = len(g)
+    A = np.zeros((n + 1, n + 1))
+    A[:n, :n], A[:n, n] = -H, -g
+    return np.stack([(expm(A * t) @ np.append(start, 1.0))[:n] for t in ts])
+
+
+def infinite_context_hessian(pi, P, weights, h=1e-4):
+    """The Hessian by differences of fourth order of the gradient on paper."""
+    shapes = [w.shape for w in weights]
+    splits = np.cumsum([w.size for w in weights])[:-1]
+    y = np.concatenate([w.ravel() for w in weights])
+
+    def gradient(y):
+        parts = [p.reshape(s) for p, s in zip(np.split(y, splits), shapes, strict=True)]
+        _, g, _, _ = infinite_context_gradient(pi, P, *parts)
+        return np.concatenate([x.ravel() for x in g])
+
+    rows = []
+    for e in np.eye(y.size) * h:
+        near = gradient(y + e) - gradient(y - e)
+        far = gradient(y + 2 * e) - gradient(y - 2 * e)
+        rows.append((8 * near - far) / (12 * h))
+    H = np.stack(rows)
+    return (H + H.T) / 2
+
+
+def factorisation_saddle(A, width, taken, seed=0):
+    """A critical point of ½‖UVᵀ - A‖²: the `taken` largest singular directions of A,
+    in some orthonormal columns. Its loss, and how many directions it is left by: each
+    missing direction of A pairs with each free column, and a missing direction i with
+    each direction j that is there and smaller (none if the largest are taken)."""
+    u, sigma, vt = np.linalg.svd(A, full_matrices=False)
+    Q, _ = np.linalg.qr(np.random.default_rng(seed).normal(size=(width, width)))
+    root = np.sqrt(sigma[:taken])
+    U = (u[:, :taken] * root) @ Q[:taken]
+    V = (vt[:taken].T * root) @ Q[:taken]
+    loss = 0.5 * np.sum(sigma[taken:] ** 2)
+    index = int(np.sum(sigma[taken:] > 1e-9)) * (width - taken)
+    return (U, V), loss, index, -sigma[taken]

@@ -18,6 +18,7 @@ MAY_IMPORT = {
     "models": {"populations"},
     "problem": {"models", "populations"},
     "solvers": set(),
+    "landscape": set(),
     "_progress": set(),
     "_segments": {"solvers"},
     "_flow": set(),

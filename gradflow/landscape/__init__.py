@@ -1,0 +1,14 @@
+"""The landscape of any scalar loss: its critical points, the spectra of its Hessian,
+and the linear flow about a point. Nothing here knows of flows, chains or attention."""
+
+from ._critical_point import (
+    CriticalPoint as CriticalPoint,
+    CriticalPointError as CriticalPointError,
+    find_critical_point as find_critical_point,
+)
+from ._linearised import linearised_flow as linearised_flow
+from ._spectrum import (
+    Spectrum as Spectrum,
+    SpectrumError as SpectrumError,
+    hessian_spectrum as hessian_spectrum,
+)

@@ -1,0 +1,234 @@
+"""linearised_flow(): the flow of a loss's quadratic model about a point."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+from jaxtyping import Array, Float, PyTree
+
+from .. import _checks
+from .._checks import Checked
+from .._ravel import Ravel, path_name
+from ._critical_point import DENSE_SIZE, CriticalPoint
+from ._flat import FlatLoss, Vector, flat_loss, look, refuse_not_finite
+from ._krylov import Lanczos, lanczos
+
+KRYLOV_SIZE = 96
+RELATIVE_ERROR = 1e-10
+"""Of a matrix-free flow, in all, relative to the largest entry of θ - θ*."""
+QUADRATURE_NODES = 64
+SHORTEST_PART = 2.0**-40
+LARGEST = 1e150
+"""Beyond this the squares of a flow leave the floating numbers."""
+
+
+def linearised_flow(
+    loss: Checked[Callable[[PyTree], Any]],
+    critical_point: Checked[CriticalPoint | PyTree],
+    params: PyTree,
+    ts: Any,
+) -> PyTree:
+    """The flow that starts at `params`, linearised about a critical point θ*:
+
+        θ(t) = θ* + exp(Jt)(θ(0) - θ*),    J = -∇²L(θ*).
+
+        >>> import jax.numpy as jnp
+        >>> from gradflow.landscape import linearised_flow
+        >>> saddle = lambda x: 0.5 * (x[0] ** 2 - x[1] ** 2)
+        >>> linearised_flow(saddle, jnp.zeros(2), jnp.ones(2), [0.0, jnp.log(2.0)])
+        array([[1. , 1. ],
+               [0.5, 2. ]])
+
+    In general it is the flow of the quadratic model of L about θ*, θ̇ = -g - H(θ - θ*)
+    with g = ∇L(θ*) and H = ∇²L(θ*). So a point that is critical only nearly, or not at
+    all, is no error: the term that its gradient adds, -∫₀ᵗ exp(Js)g ds, is there, and
+    zero where g is.
+
+    Up to 1,500 parameters, and wherever `critical_point` has the whole spectrum, the
+    Hessian is diagonalised. Otherwise the exponential acts through Krylov spaces of
+    Hessian-vector products, in as many steps of time as it takes to hold the error to
+    1e-10 of the largest entry of θ - θ*.
+
+    **Arguments:**
+
+    - `loss`: any callable from parameters to a scalar.
+    - `critical_point`: θ*, a `CriticalPoint` or parameters.
+    - `params`: θ(0), parameters of the same shapes.
+    - `ts`: increasing times from zero on.
+
+    **Returns:**
+
+    The parameters at `ts`, with time as the leading axis of every array.
+    """
+    times = _checks.increasing_times("ts", ts)
+    if times[0] < 0:
+        raise ValueError(f"`ts` must not be negative, got {times[0]:g}.")
+    known = critical_point if isinstance(critical_point, CriticalPoint) else None
+    centre = critical_point if known is None else known.params
+    _checks.scalar_loss(loss, params)
+    _checks.floating_parameters("critical_point", centre)
+    _check_alike(centre, params)
+    flat, y = flat_loss(loss, centre)
+    start = flat.ravel.ravel(params) - y
+    if known is not None and known.eigenvectors.shape[1] == y.size:
+        gradient = _gradient(flat, y)
+        deviations = _modes(
+            known.eigenvalues, known.eigenvectors, gradient, start, times
+        )
+    elif y.size <= DENSE_SIZE:
+        local = look(flat, y)
+        refuse_not_finite(local.gradient, local.eigenvalues)
+        deviations = _modes(
+            local.eigenvalues, local.eigenvectors, local.gradient, start, times
+        )
+    else:
+        deviations = _matrix_free(flat, y, start, times)
+    _refuse_overflow(deviations, times)
+    trajectory = np.asarray(y)[None, :] + deviations
+    return jax.tree.map(
+        np.asarray, jax.vmap(flat.ravel.unravel)(jnp.asarray(trajectory))
+    )
+
+
+@eqx.filter_jit
+def _gradient(flat: FlatLoss, y: Vector) -> Vector:
+    return flat.gradient(y)
+
+
+def _check_alike(centre: PyTree, params: PyTree) -> None:
+    ours, theirs = Ravel.of(centre), Ravel.of(params)
+    if ours.treedef != theirs.treedef:
+        raise ValueError(
+            "`params` must have the structure of `critical_point`, "
+            f"{ours.treedef}, got {theirs.treedef}."
+        )
+    if ours.shapes != theirs.shapes:
+        places, _ = jtu.tree_flatten_with_path(centre)
+        for (path, _), a, b in zip(places, ours.shapes, theirs.shapes, strict=True):
+            if a != b:
+                raise ValueError(
+                    f"`params{path_name(path, prefix='.')}` must have the shape of "
+                    f"`critical_point`'s, {a}, got {b}."
+                )
+
+
+def _refuse_overflow(deviations: np.ndarray, times: np.ndarray) -> None:
+    finite = np.all(np.isfinite(deviations), axis=1)
+    if not np.all(finite):
+        raise ValueError(
+            "`ts` must end before the linear flow leaves the floating numbers, which "
+            f"it does by t = {times[int(np.argmin(finite))]:g}."
+        )
+
+
+def _growth(rates: np.ndarray, times: np.ndarray) -> np.ndarray:
+    """∫₀ᵗ e^(-λs) ds for every time and rate λ, exact for small λt."""
+    x = -rates[None, :] * times[:, None]
+    safe = np.where(x == 0, 1.0, x)
+    with np.errstate(over="ignore"):
+        return times[:, None] * np.where(x == 0, 1.0, np.expm1(safe) / safe)
+
+
+def _modes(
+    eigenvalues: Any,
+    eigenvectors: Any,
+    gradient: Vector,
+    start: Vector,
+    times: np.ndarray,
+) -> Float[np.ndarray, "times n"]:
+    """θ(t) - θ* mode by mode: c(0) e^(-λt) - g ∫₀ᵗ e^(-λs) ds."""
+    rates, V = np.asarray(eigenvalues), np.asarray(eigenvectors)
+    c, g = V.T @ np.asarray(start), V.T @ np.asarray(gradient)
+    with np.errstate(over="ignore", invalid="ignore"):
+        decay = np.exp(-rates[None, :] * times[:, None])
+        return (decay * c - _growth(rates, times) * g) @ V.T
+
+
+class _Stretch(NamedTuple):
+    """The linear flow from δ on, δ + ∫₀ᵗ exp(Js)v ds with the velocity v at δ.
+
+    The integral acts on v alone, so one Krylov space, that of v, serves the exponential
+    and the term of the gradient both."""
+
+    delta: np.ndarray
+    speed: float
+    space: Lanczos
+
+    @staticmethod
+    def start(flat: FlatLoss, y: Vector, delta: np.ndarray) -> "_Stretch":
+        size = min(KRYLOV_SIZE, y.size)
+        speed, space = _krylov_space(flat, y, jnp.asarray(delta), size)
+        refuse_not_finite(speed, space.ritz)
+        return _Stretch(delta, float(speed), jax.tree.map(np.asarray, space))
+
+    def at(self, spans: np.ndarray) -> Float[np.ndarray, "spans n"]:
+        """δ after so much time."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            along = self.speed * _growth(self.space.ritz, spans) * self.space.first
+            return self.delta[None, :] + along @ self.space.vectors
+
+    def error(self, span: float) -> float:
+        """‖v‖ β ∫₀ᵗ e^(μ(t-s)) |eᵀ ∫₀ˢ exp(-Tr) dr e₁| ds: what leaves the Krylov
+        space, carried on at the greatest rate μ that is seen in it (Saad, SIAM J.
+        Numer. Anal. 29, 1992)."""
+        ritz = self.space.ritz
+        s = np.linspace(0.0, span, QUADRATURE_NODES + 1)
+        growth = max(0.0, -float(np.min(ritz)))
+        with np.errstate(over="ignore", invalid="ignore"):
+            leaking = np.abs(_growth(ritz, s) @ (self.space.first * self.space.last))
+            carried = np.exp(growth * (span - s)) * leaking
+        return self.speed * float(self.space.beta) * float(np.trapezoid(carried, s))
+
+    def affordable(self, whole: float, rate: float, largest: float) -> float | None:
+        """The longest of `whole`, half of it, … in which the error grows at most at
+        `rate` times the size of δ; None if none does."""
+        span = whole
+        while span >= SHORTEST_PART * whole:
+            reached = np.max(np.abs(self.at(np.array([span]))))
+            size = max(largest, float(reached))
+            if np.isfinite(size) and self.error(span) <= rate * span * size:
+                return span
+            span *= 0.5
+        return None
+
+
+def _matrix_free(
+    flat: FlatLoss, y: Vector, start: Vector, times: np.ndarray
+) -> Float[np.ndarray, "times n"]:
+    """θ(t) - θ*, stretch by stretch: each serves the times up to where its error would
+    exceed its share."""
+    out = np.zeros((len(times), y.size))
+    t, delta, done = 0.0, np.asarray(start), int(times[0] == 0)
+    out[:done] = delta
+    largest = float(np.max(np.abs(delta)))
+    while done < len(times):
+        if largest > LARGEST:
+            out[done:] = np.inf
+            break
+        stretch = _Stretch.start(flat, y, delta)
+        whole = times[-1] - t
+        span = stretch.affordable(whole, RELATIVE_ERROR / times[-1], largest)
+        if span is None:
+            raise RuntimeError(
+                "The linear flow could not be followed without its Hessian beyond "
+                f"t = {t:g}: no step of time was short enough."
+            )
+        upto = len(times) if span == whole else int(np.searchsorted(times, t + span))
+        out[done:upto] = stretch.at(times[done:upto] - t)
+        t, delta, done = t + span, stretch.at(np.array([span]))[0], upto
+        largest = max(largest, float(np.max(np.abs(delta))))
+    return out
+
+
+@eqx.filter_jit
+def _krylov_space(
+    flat: FlatLoss, y: Vector, delta: Vector, size: int
+) -> tuple[Float[Array, ""], Lanczos]:
+    """That of the velocity -g - Hδ, and the velocity's norm."""
+    gradient, product = jax.jvp(flat.gradient, (y,), (delta,))
+    velocity = -gradient - product
+    return jnp.linalg.norm(velocity), lanczos(flat, y, velocity, size)

@@ -1,0 +1,354 @@
+"""Newton's method for ∇L = 0 in the directions that are certain to be curved.
+
+Where critical points come in manifolds, the Hessian has eigenvalues that would vanish
+on the manifold and, near it, are merely small. A Newton step along such a direction is
+a quotient of two small numbers and goes anywhere. What tells these directions from
+curved ones is Kantorovich's condition: Newton's step s on eigen-directions whose
+eigenvalues are at least |λ| in size finds a critical point near by if
+
+    2 K ‖s‖ ≤ |λ|,    K = ‖∇³L[s]‖ / ‖s‖,
+
+that is, if the Hessian turns by less than half of λ along it. We ask for twice as much
+(so that a monkey saddle, where Newton's method just halves the distance, does not
+pass), take the largest set of directions that does, and leave the others alone.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float
+
+from ._flat import FlatLoss, Local, Vector, expansion
+from ._krylov import lanczos
+
+MARGIN = 4.0
+"""In place of Kantorovich's 2."""
+ROUNDS = 8
+"""How often K is measured, at most, to find the certain directions."""
+CERTAIN_PART = 0.5
+"""The part of the gradient that must lie along certain directions for a step there."""
+KRYLOV_SIZE = 96
+SHORTEST = 2.0**-20
+"""A step that must be cut to this part of itself leads nowhere."""
+RESTORING_STEPS = 8
+SLIDE_TRIES = 8
+
+
+class View(eqx.Module):
+    """The loss about a point y, to second order, along some orthonormal directions,
+    the most curved ones first. They span the gradient."""
+
+    y: Vector
+    loss: Float[Array, ""]
+    gradient: Vector
+    gradient_norm: Float[Array, ""]
+    eigenvalues: Float[Array, " count"]
+    slopes: Float[Array, " count"]
+    """The gradient's components along the directions."""
+    directions: Float[Array, "count n"]
+    certain: Bool[Array, " count"]
+    """Along which a Newton step may be taken: the first so many."""
+    turning: Float[Array, ""]
+    """K."""
+    floor: Float[Array, ""]
+    """Rounding: what no eigenvalue can be told from zero below."""
+    local: Local | None
+    """The whole Hessian, if it was written out."""
+
+    @property
+    def newton(self) -> Float[Array, " count"]:
+        """-slope/λ, the components of Newton's step."""
+        resolved = jnp.abs(self.eigenvalues) > self.floor
+        return jnp.where(
+            resolved, -self.slopes / jnp.where(resolved, self.eigenvalues, 1.0), 0.0
+        )
+
+    @property
+    def norm(self) -> float:
+        return float(self.gradient_norm)
+
+    @property
+    def certain_norm(self) -> float:
+        """The norm of the gradient's part along certain directions."""
+        return float(np.linalg.norm(np.asarray(self.slopes)[np.asarray(self.certain)]))
+
+    @property
+    def count(self) -> int:
+        """How many directions are certain."""
+        return int(np.sum(self.certain))
+
+    def distance_to(self, other: "View") -> float:
+        return float(np.linalg.norm(np.asarray(self.y) - np.asarray(other.y)))
+
+    def resolution(self, tolerance: float) -> float:
+        """The size of an eigenvalue that a slope of `tolerance` leaves uncertain."""
+        slope = max(self.norm, tolerance)
+        return max(math.sqrt(MARGIN * float(self.turning) * slope), float(self.floor))
+
+
+@eqx.filter_jit
+def dense_view(
+    flat: FlatLoss, y: Vector, tolerance: Float[Array, ""], gap: Array | None
+) -> View:
+    """All directions there are."""
+    local = expansion(flat, y)
+    order = jnp.argsort(-jnp.abs(local.eigenvalues))
+    directions = local.eigenvectors.T[order]
+    eigenvalues = local.eigenvalues[order]
+    view = _view(y, local.loss, local.gradient, eigenvalues, directions, local)
+    return _with_certain(flat, view, tolerance, gap)
+
+
+@eqx.filter_jit
+def krylov_view(
+    flat: FlatLoss, y: Vector, tolerance: Float[Array, ""], gap: Array | None
+) -> View:
+    """The directions that Newton's step lies in, as Lanczos from the gradient finds
+    them: of a multiple eigenvalue one copy, the one that the gradient has a part in."""
+    loss, gradient = jax.value_and_grad(flat)(y)
+    space = lanczos(flat, y, gradient, min(KRYLOV_SIZE, y.size))
+    order = jnp.argsort(-jnp.abs(space.ritz))
+    view = _view(y, loss, gradient, space.ritz[order], space.vectors[order], None)
+    return _with_certain(flat, view, tolerance, gap)
+
+
+def _view(
+    y: Vector,
+    loss: Float[Array, ""],
+    gradient: Vector,
+    eigenvalues: Float[Array, " count"],
+    directions: Float[Array, "count n"],
+    local: Local | None,
+) -> View:
+    return View(
+        y=y,
+        loss=loss,
+        gradient=gradient,
+        gradient_norm=jnp.linalg.norm(gradient),
+        eigenvalues=eigenvalues,
+        slopes=directions @ gradient,
+        directions=directions,
+        certain=jnp.zeros(eigenvalues.shape, bool),
+        turning=jnp.zeros(()),
+        floor=y.size * np.finfo(float).eps * jnp.abs(eigenvalues[0]),
+        local=local,
+    )
+
+
+def _with_certain(
+    flat: FlatLoss, view: View, tolerance: Float[Array, ""], gap: Array | None
+) -> View:
+    if gap is None:
+        certain, turning = _kantorovich(flat, view, tolerance)
+    else:
+        certain, turning = jnp.abs(view.eigenvalues) > gap, view.turning
+    return eqx.tree_at(lambda v: (v.certain, v.turning), view, (certain, turning))
+
+
+def _kantorovich(
+    flat: FlatLoss, view: View, tolerance: Float[Array, ""]
+) -> tuple[Bool[Array, " count"], Float[Array, ""]]:
+    """Which directions are certain, and K.
+
+    A slope counts as `tolerance` at least: an eigenvalue that a shift of the point
+    could send through zero, with no slope exceeding the tolerance, is not certain.
+
+    The condition on the first r directions needs K along their own step, so the largest
+    r that fulfils it is searched for between one that does and one that does not, by
+    what each K that was measured makes of the others.
+    """
+    sizes = jnp.abs(view.eigenvalues)
+    resolved = sizes > view.floor
+    slopes = jnp.maximum(jnp.abs(view.slopes), tolerance)
+    steps = jnp.where(resolved, slopes / jnp.where(resolved, sizes, 1.0), jnp.inf)
+    reach = jnp.sqrt(jnp.cumsum(steps**2))
+    # Where there is no step to speak of, the way that the flow would take.
+    lowest = view.directions[jnp.argmin(view.eigenvalues)]
+
+    def measure(r: Array) -> tuple[Array, Array]:
+        """How many directions fulfil the condition with K along the first r's step."""
+        step = jnp.where(jnp.arange(sizes.size) < r, view.newton, 0.0) @ view.directions
+        norm = jnp.linalg.norm(step)
+        step = jnp.where(norm > 0, step / jnp.where(norm > 0, norm, 1.0), lowest)
+        K = flat.turn(view.y, step)
+        return jnp.sum(resolved & (MARGIN * K * reach <= sizes)), K
+
+    def narrow(carry: Any) -> Any:
+        r, yes, no, turning, i = carry
+        fulfil, K = measure(r)
+        good = fulfil >= r
+        yes, no = jnp.where(good, r, yes), jnp.where(good, no, r)
+        turning = jnp.where(good | (yes == 0), K, turning)
+        # A set that K refutes names a smaller one; halve if that is known already.
+        smaller = jnp.where(fulfil > yes, fulfil, (yes + no) // 2)
+        r = jnp.where(good, jnp.minimum(fulfil, no - 1), smaller)
+        return r, yes, no, turning, i + 1
+
+    def is_open(carry: Any) -> Any:
+        r, yes, no, _, i = carry
+        return (i == 0) | ((r > yes) & (r < no) & (i < ROUNDS))
+
+    count = jnp.sum(resolved)
+    start = (count, jnp.zeros_like(count), count + 1, jnp.zeros(()), 0)
+    _, yes, _, turning, _ = jax.lax.while_loop(is_open, narrow, start)
+    return jnp.arange(sizes.size) < yes, turning
+
+
+@eqx.filter_jit
+def _newton_step(flat: FlatLoss, view: View) -> tuple[Vector, Float[Array, ""]]:
+    """y + ts with Newton's step s along the certain directions, for the first t = 1, ½,
+    ¼ … at which ‖∇L‖ falls; t is zero if it falls at none."""
+    y, norm = view.y, view.gradient_norm
+    step = jnp.where(view.certain, view.newton, 0.0) @ view.directions
+
+    def falls(t: Array, after: Array) -> Array:
+        return after <= (1 - 1e-4 * t) * norm
+
+    def goes_on(carry: Any) -> Any:
+        _, t, after = carry
+        return ~falls(t, after) & (t > SHORTEST)
+
+    def shorten(carry: Any) -> Any:
+        _, t, _ = carry
+        moved = y + 0.5 * t * step
+        return moved, 0.5 * t, jnp.linalg.norm(flat.gradient(moved))
+
+    start = (y, jnp.full((), 2.0, y.dtype), jnp.full((), jnp.inf, y.dtype))
+    moved, t, after = jax.lax.while_loop(goes_on, shorten, start)
+    fell = falls(t, after)
+    return jnp.where(fell, moved, y), jnp.where(fell, t, 0.0)
+
+
+class Stuck(Exception):
+    """The search can go no farther; the reason, in words, and where it was."""
+
+    def __init__(self, reason: str, view: View, steps: int):
+        super().__init__(reason)
+        self.reason, self.view, self.steps = reason, view, steps
+
+
+class Newton:
+    """A search for a critical point, step by step."""
+
+    def __init__(
+        self,
+        flat: FlatLoss,
+        look_about: Callable[[FlatLoss, Vector, Array, Array | None], View],
+        tolerance: float,
+        gap: float | None,
+        max_steps: int,
+    ):
+        self.flat, self._look_about = flat, look_about
+        self.tolerance, self.gap, self.max_steps = tolerance, gap, max_steps
+        self.steps = 0
+        """How many steps have been taken, of any kind."""
+
+    def view(self, y: Vector) -> View:
+        gap = None if self.gap is None else jnp.asarray(self.gap)
+        return self._look_about(self.flat, y, jnp.asarray(self.tolerance), gap)
+
+    def run(self, view: View) -> View:
+        # With a gap there is nothing but steps, so they go on for as long as they help.
+        enough = CERTAIN_PART if self.gap is None else 1e-3
+        while not view.norm <= self.tolerance:
+            if view.certain_norm > enough * view.norm:
+                view = self._step(view)
+            elif self.gap is None:
+                view = self._slide(view)
+            else:
+                raise Stuck(
+                    "what is left of the gradient lies along directions with "
+                    f"|λ| ≤ `gap` = {self.gap:g}, in which it may not move",
+                    view,
+                    self.steps,
+                )
+        return view
+
+    def _count(self, view: View) -> None:
+        if self.steps >= self.max_steps:
+            raise Stuck(
+                f"`max_steps` = {self.max_steps} were not enough", view, self.steps
+            )
+        self.steps += 1
+
+    def _step(self, view: View) -> View:
+        """Newton's step along certain directions, shortened until ‖∇L‖ falls."""
+        self._count(view)
+        y, t = _newton_step(self.flat, view)
+        if float(t) == 0:
+            raise Stuck("no step makes the gradient smaller", view, self.steps)
+        return self.view(y)
+
+    def _slide(self, view: View) -> View:
+        """A step along uncertain directions too, where most of the gradient lies there:
+        Levenberg and Marquardt's, the shortest that makes the linear model of the
+        gradient smaller by a factor; then back towards the manifold where the gradient
+        vanishes along the certain ones.
+
+        Near a degenerate critical point the gradient is of higher order in the
+        distance; each slide then covers a part of the way.
+        """
+        factor = 0.1
+        for _ in range(SLIDE_TRIES):
+            self._count(view)
+            step = _shortest(view, factor)
+            if step is None:
+                break
+            moved = np.asarray(view.y) + step @ np.asarray(view.directions)
+            after = self._restored(jnp.asarray(moved))
+            if 1 - after.norm / view.norm > 0.1 * (1 - factor):
+                return after
+            factor = 1 - 0.25 * (1 - factor)
+        if view.certain_norm > 1e-3 * view.norm:
+            return self._step(view)
+        raise Stuck(
+            "what is left of the gradient lies along directions whose curvature "
+            "cannot be told from zero, and moving along them does not help",
+            view,
+            self.steps,
+        )
+
+    def _restored(self, y: Vector) -> View:
+        view = self.view(y)
+        for _ in range(RESTORING_STEPS):
+            norm = view.norm
+            if norm <= self.tolerance or view.certain_norm <= CERTAIN_PART * norm:
+                break
+            view = self._step(view)
+        return view
+
+
+def _shortest(view: View, factor: float) -> Float[np.ndarray, " count"] | None:
+    """Newton's step along certain directions, and along the others
+    s = -λ g/(λ² + μ²) with the largest μ at which ‖g + λs‖ ≤ factor · ‖g‖ there; None
+    if there is none."""
+    eigenvalues, slopes = np.asarray(view.eigenvalues), np.asarray(view.slopes)
+    certain, floor = np.asarray(view.certain), float(view.floor)
+    rest = ~certain & (np.abs(eigenvalues) > floor)
+    lam, g = eigenvalues[rest], slopes[rest]
+    if not g.size:
+        return None
+    # What lies in directions without any curvature stays.
+    uncertain = max(0.0, view.norm**2 - view.certain_norm**2)
+    flat = math.sqrt(max(0.0, uncertain - g @ g))
+    target = factor * math.sqrt(uncertain)
+
+    def is_small(mu: float) -> bool:
+        left = np.linalg.norm(g * mu**2 / (lam**2 + mu**2))
+        return bool(math.hypot(left, flat) <= target)
+
+    low, high = floor, 1e3 * float(np.max(np.abs(lam)))
+    if not is_small(low):
+        return None
+    for _ in range(60):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if is_small(middle) else (low, middle)
+    step = np.zeros(rest.shape)
+    step[certain] = -slopes[certain] / eigenvalues[certain]
+    step[rest] = -lam * g / (lam**2 + low**2)
+    return step
