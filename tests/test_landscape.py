@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
-import scipy.sparse
-import scipy.sparse.linalg
+import scipy.linalg
 
 import gradflow
+from gradflow._compile_clock import CompileClock
 from gradflow.landscape import (
     CriticalPoint,
     CriticalPointError,
@@ -192,12 +192,12 @@ def test_against_scipy_on_a_disordered_chain():
     n = 30_000
     rng = np.random.default_rng(0)
     diagonal = rng.normal(size=n) + 20 * (rng.random(n) < 3e-4) * rng.normal(size=n)
-    T = scipy.sparse.diags_array(
-        [np.full(n - 1, -1.0), diagonal, np.full(n - 1, -1.0)], offsets=[-1, 0, 1]
-    )
+    off = np.full(n - 1, -1.0)
     expected = [
-        np.sort(scipy.sparse.linalg.eigsh(T.tocsc(), k=3, which=end)[0])
-        for end in ("SA", "LA")
+        scipy.linalg.eigh_tridiagonal(
+            diagonal, off, eigvals_only=True, select="i", select_range=(i, i + 2)
+        )
+        for i in (0, n - 3)
     ]
 
     def loss(x):
@@ -207,7 +207,8 @@ def test_against_scipy_on_a_disordered_chain():
     np.testing.assert_allclose(found.eigenvalues, np.concatenate(expected), rtol=1e-10)
     for i in (0, 5):
         v = found.eigenvectors[:, i]
-        assert np.linalg.norm(T @ v - found.eigenvalues[i] * v) < 1e-6
+        Tv = diagonal * v - np.append(v[1:], 0) - np.append(0, v[:-1])
+        assert np.linalg.norm(Tv - found.eigenvalues[i] * v) < 1e-6
 
 
 def test_few_parameters_and_many_eigenpairs_are_dense():
@@ -413,7 +414,8 @@ def test_steps_run_out(small, first_saddle):
         find_critical_point(small, perturbed(first_saddle[0], 1e-3), max_steps=1)
     assert caught.value.steps == 1
     # It is nearer than it was: what it had come to is kept.
-    gradient = jax.grad(small)(jax.tree.map(jnp.asarray, caught.value.params))
+    weights = [np.asarray(w) for w in _leaves(caught.value.params)]
+    _, gradient, _, _ = oracles.infinite_context_gradient(PI, P, *weights)
     assert np.linalg.norm(flat(gradient)) == pytest.approx(
         caught.value.gradient_norm, rel=1e-6
     )
@@ -432,8 +434,9 @@ class Factorisation(eqx.Module):
 
 @pytest.mark.parametrize("taken", [0, 1])
 def test_matrix_free_search_finds_the_saddles_of_a_factorisation(taken):
-    """n = 480; in closed form."""
-    A = oracles.symmetric(np.r_[3.0, 2.0, 1.5, np.zeros(27)])
+    """n = 240; in closed form. At zero there are more than the first sixteen
+    eigenvalues that are looked for."""
+    A = oracles.symmetric(np.r_[3.0, 2.0, 1.5, np.zeros(12)])
     width = 8
     loss = Factorisation(jnp.asarray(A))
     weights, value, index, lowest = oracles.factorisation_saddle(A, width, taken)
@@ -442,16 +445,11 @@ def test_matrix_free_search_finds_the_saddles_of_a_factorisation(taken):
     found = find_critical_point(loss, start, dense=False)
     assert found.loss == pytest.approx(value, rel=1e-12)
     assert found.gradient_norm <= 1e-12
-    assert found.index == index > 16
+    assert found.index == index == (24, 14)[taken]
     assert found.nullity is None
     assert found.eigenvalues[0] == pytest.approx(lowest, rel=1e-5)
-    assert len(found.eigenvalues) < 480
+    assert len(found.eigenvalues) == (32, 16)[taken]
     assert found.distance < np.linalg.norm(flat(start) - flat(weights))
-    whole = find_critical_point(loss, start, dense=True)
-    assert whole.index == index
-    np.testing.assert_allclose(
-        whole.eigenvalues[:index], found.eigenvalues[:index], atol=1e-5
-    )
 
 
 #
@@ -498,8 +496,6 @@ def test_linear_flow_about_a_critical_point_uses_its_spectrum(small, first_saddl
     assert found.W0.shape == (3, 4, 6)
     rows = np.concatenate([x.reshape(3, -1) for x in jax.tree.leaves(found)], axis=1)
     np.testing.assert_allclose(rows, expected, atol=1e-9)
-    plain = linearised_flow(small, parameters(weights), start, ts)
-    np.testing.assert_allclose(plain.W1, found.W1, atol=1e-12)
 
 
 @pytest.mark.parametrize(("place", "slope"), [("zero", 3), ("first saddle", 2)])
@@ -508,10 +504,11 @@ def test_the_error_of_the_linear_flow_in_the_distance(
 ):
     """‖θ(t) - linear flow‖ ∝ ε³ about zero and ε² about θ¹ (theory.md)."""
     weights = ZERO if place == "zero" else first_saddle[0]
+    point = find_critical_point(small, parameters(weights))
     ts, errors = np.array([0.0, 3.0]), []
     for scale in (1e-2, 1e-3):
         start = perturbed(weights, scale, seed=7)
-        linear = linearised_flow(small, parameters(weights), start, ts)
+        linear = linearised_flow(small, point, start, ts)
         true = oracles.scipy_flow(PI, P, [np.asarray(w) for w in _leaves(start)], ts)
         errors.append(np.linalg.norm(flat(_at(linear, -1)) - true[-1]))
     assert np.log10(errors[0] / errors[1]) == pytest.approx(slope, abs=0.1)
@@ -616,23 +613,17 @@ def test_a_direction_that_is_not_there_is_refused():
 #
 
 
-def test_a_second_call_traces_nothing():
-    traced = []
+def test_a_second_call_compiles_nothing(small, reference, first_saddle):
+    def all_of_them(seed):
+        start = perturbed(first_saddle[0], 1e-3, seed)
+        point = find_critical_point(small, start)
+        linearised_flow(small, point, start, np.array([0.0, 1.0 + seed]))
+        hessian_spectrum(reference, reference.init(seed), 12)
 
-    def loss(x):
-        traced.append(1)
-        return jnp.sum(x**2) - 0.5 * jnp.sum(x**3)
-
-    def all_of_them(x):
-        point = find_critical_point(loss, x)
-        find_critical_point(loss, x, dense=False)
-        hessian_spectrum(loss, x, 1)
-        linearised_flow(loss, point, x, [0.0, 1.0])
-
-    all_of_them(np.full(80, 0.1))
-    first = len(traced)
-    all_of_them(np.full(80, 0.05))
-    assert len(traced) == first > 0
+    all_of_them(1)
+    clock = CompileClock()
+    all_of_them(2)
+    assert clock.seconds() == 0
 
 
 @pytest.mark.parametrize(

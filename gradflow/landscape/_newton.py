@@ -304,6 +304,8 @@ class Newton:
             if 1 - after.norm / view.norm > 0.1 * (1 - factor):
                 return after
             factor = 1 - 0.25 * (1 - factor)
+        if view.certain_norm > 1e-3 * view.norm:
+            return self._step(view)
         raise Stuck(
             "what is left of the gradient lies along directions whose curvature "
             "cannot be told from zero, and moving along them does not help",
