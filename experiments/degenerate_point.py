@@ -12,7 +12,8 @@ eigenvalue of the full Hessian at θ* across the rank-one manifold, by theory
 μ = σ₁([G_M, k G_Φγ, q G_Φᵀγ]) (see `_rank_one.py`), here read off the full Hessian,
 -λ_min, and off G_M. *Tangential* is that of the Hessian of the rank-one loss in its
 2d+2 numbers, max(0, -λ_min); zero to rounding here, which is below any C δ². The next
-cycle starts when the second singular value σ₂ of W0 is half of what it comes to.
+cycle starts with a new direction: when the second singular value σ₂ of W0 is half of S,
+what it comes to. (At S ∝ √δ the flow rests again; how it goes on is not measured here.)
 
 **Theory.** μ ∝ δ, (m-1)-fold; tangential at most C δ². Across the manifold the top
 singular pair (u, v) of G_M grows as A e^{μ(t-s)}, A = ‖uᵀW0 - vᵀW1ᵀ‖/√2 at a time s of
@@ -133,8 +134,8 @@ def measure(quick: bool) -> Measurement:
     second = stalled["second"]
     width = 10
     claims = [
-        Claim("δ = 0: ‖G_M‖ at θ*", 0.0, np.linalg.norm(degenerate.G_M), 1e-14),
-        Claim("δ = 0: ‖G_Φ‖ at θ*", 0.0, np.linalg.norm(degenerate.G_Phi), 1e-14),
+        Claim("δ = 0: ‖G_M‖ at θ*", 0.0, _norm(degenerate.G_M), 1e-14),
+        Claim("δ = 0: ‖G_Φ‖ at θ*", 0.0, _norm(degenerate.G_Phi), 1e-14),
         Claim("δ = 0: unstable eigenvalue", 0.0, degenerate.transverse, 1e-14),
         Claim(f"δ = 0: speed at t = {horizon:g}", 0.0, stalled["speed"][-1], 1e-14),
         Claim(f"δ = 0: growth of σ₂(W0), t = {STALLED:g} to {horizon:g}", 1.0,
@@ -145,7 +146,7 @@ def measure(quick: bool) -> Measurement:
         Claim("multiplicity m-1, most", width - 1, max(e.multiplicity for e in ends),
               0.0),
         Claim("transverse eigenvalue over σ₁(G_M), worst", 1.0,
-              _worst([e.transverse / np.linalg.norm(e.G_M, 2) for e in ends]), 1e-6),
+              _worst([e.transverse / _norm(e.G_M, 2) for e in ends]), 1e-6),
         Claim("largest tangential eigenvalue", 0.0, tangential.max(), 1e-14),
         *(Claim(f"time of the next cycle, δ = {e.split:.1e}, ε = {e.scale:g}",
                 e.expected, e.time, 0.02) for e in [*escapes, *others]),
@@ -203,6 +204,10 @@ def measure(quick: bool) -> Measurement:
     return Measurement(
         claims, numbers, Seen(splits, ends, escapes, times, stalled), text
     )
+
+
+def _norm(G: np.ndarray, order: int | None = None) -> float:
+    return float(np.linalg.norm(G, order))
 
 
 def _worst(ratios: list[float]) -> float:
