@@ -308,8 +308,7 @@ def _draw_stall(seen: Seen, ax: Any) -> None:
     }
     for colour, (name, label) in zip(COLOURS, names.items(), strict=False):
         ax.loglog(seen.times, seen.stalled[name], ".-", color=colour, label=label)
-    ax.axhspan(1e-18, 1e-15, color="0.9", zorder=0)
-    ax.annotate("rounding", (2, 1.2e-16), color="0.4", fontsize="small")
+    _shade_rounding(ax)
     ax.set_ylim(1e-18, 10)
     ax.set_xlabel("time $t$")
     ax.set_ylabel("norm")
@@ -326,9 +325,9 @@ def _draw_eigenvalues(seen: Seen, ax: Any) -> None:
     ax.loglog(x, mu, "o", color=COLOURS[0], label=r"transverse, $(m-1)$-fold")
     ax.loglog(
         x, floor, "s", color=COLOURS[1], markersize=4,
-        label=r"tangential: $|\lambda_{\min}|$, rounding",
+        label=r"tangential: $|\lambda_{\min}|$",
     )  # fmt: skip
-    ax.axhspan(1e-18, 1e-15, color="0.9", zorder=0)
+    _shade_rounding(ax)
     ax.set_ylim(1e-18, 1)
     ax.set_xlabel(r"split $\delta$ of the rare frequencies")
     ax.set_ylabel(r"unstable eigenvalue at $\theta^*$")
@@ -364,6 +363,14 @@ def _draw_times(seen: Seen, ax: Any) -> None:
     ax.set_ylabel("time of the next cycle")
     ax.set_title(r"(d) Next cycle, $\epsilon=10^{-8}$", loc="left")
     ax.legend(fontsize="small", loc="upper right")
+
+
+def _shade_rounding(ax: Any) -> None:
+    ax.axhspan(1e-18, 1e-15, color="0.9", zorder=0)
+    ax.text(
+        0.04, 2e-18, "rounding", color="0.35", fontsize="small",
+        transform=ax.get_yaxis_transform(),
+    )  # fmt: skip
 
 
 def _power(value: float) -> str:
