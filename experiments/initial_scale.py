@@ -203,7 +203,7 @@ def draw(measurement: Measurement) -> Figure:
         label="stages",
     )
     counts.set(xscale="log", xlabel=r"initial scale $\varepsilon$", ylabel="number")
-    counts.set_ylim(-0.5, 9.5)
+    counts.set_ylim(-0.5, 12.5)
     counts.set_title("(d) Stages and cycles found", loc="left")
     for ax in (errors, cosines, counts):
         for where, style, name in (
@@ -212,7 +212,7 @@ def draw(measurement: Measurement) -> Figure:
         ):
             if np.isfinite(where):
                 ax.axvline(where, color="0.4", linestyle=style, zorder=0, label=name)
-    counts.legend(fontsize="small", loc="lower left")
+    counts.legend(fontsize="small", loc="upper right")
     by_scale = {f"{r['scale']:.1e}": r["stages"] for r in rows if r["seed"] == 0}
     draw_stages(bars, by_scale, 1.0, HORIZON)
     bars.set_ylabel(r"initial scale $\varepsilon$ (seed 0)")

@@ -114,7 +114,7 @@ def initial_rates(law, transition, length):
 
 
 def test_finite_context(tmp_path):
-    found = results("finite_context", tmp_path)
+    (found,) = results("finite_context", tmp_path).values()
     law = np.array(found["law"])
     d, transition = len(law), oracles.sticky(law, found["stickiness"])
     lengths = found["lengths"]
@@ -130,6 +130,11 @@ def test_finite_context(tmp_path):
         np.testing.assert_allclose(row["initial_rates"], rates, rtol=1e-9, atol=1e-12)
         assert row["condensation_rate"] == pytest.approx(rates[0], rel=0.01)
         assert row["final_loss"] >= entropy_rate(transition, law) - 1e-12
+    # The rate of the limit is one of convergence like 1/s, of closed forms and flows.
+    s = sorted(int(name) for name in lengths)[-2:]
+    for key in ("condensation_rate", "plateau_loss", "focus_rate"):
+        far, near = (abs(lengths[str(n)][key] - limit[key]) for n in s)
+        assert np.log(near / far) / np.log(s[1] / s[0]) == pytest.approx(-1, abs=0.1)
 
 
 def test_initial_scale(tmp_path):
