@@ -10,7 +10,7 @@ n̄_c the frequencies in context c and i_c its last token. For the sticky chain
 
     G_s = π(1/d - π)ᵀ - λ a_s (diag(π) - ππᵀ),   a_s = (1 - λˢ)/(s(1 - λ)):
 
-the limit, of rank one, and a correction of order 1/s and of full rank. So
+the limit, of rank one, and a correction of order 1/s and of rank d - 1. So
 
 - W0 and W1 condense at rate σ₁(G_s), which tends to ‖π‖·‖π - 1/d‖ like 1/s;
 - for s < ∞ further directions, of rates σ₂(G_s), … of order 1/s, are unstable at 0 too.

@@ -106,7 +106,8 @@ def draw(measurement: Measurement) -> Figure:
     flow, stages = watched.flow, watched.stages
     figure = Figure(figsize=(11.5, 10.0), layout="constrained")
     figure.get_layout_engine().set(h_pad=0.06, w_pad=0.04)  # pyright: ignore
-    above, below = figure.subfigures(2, 1, height_ratios=[1.75, 1.0])
+    parts: Any = figure.subfigures(2, 1, height_ratios=[1.75, 1.0])
+    above, below = parts
     loss, values = above.subplots(2, 1, sharex=True)
     plotting.plot_loss(flow, loss)
     plotting.plot_singular_values(flow, values)

@@ -22,11 +22,12 @@ STRENGTH = 0.17
 """Of a band's colour on white."""
 
 
-def stage_colour(name: str) -> tuple[float, ...]:
+def stage_colour(name: str) -> tuple[float, float, float]:
     """The colour of a stage's band: light, to lie behind lines. A plateau is white, and
     what has no colour of its own light grey."""
     colour = "white" if name == "plateau" else _colours.get(name, "0.5")
-    return tuple(1 - STRENGTH * (1 - x) for x in to_rgb(colour))
+    r, g, b = (1 - STRENGTH * (1 - x) for x in to_rgb(colour))
+    return r, g, b
 
 
 def shade(
