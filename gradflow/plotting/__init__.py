@@ -6,3 +6,4 @@ from ._loss import plot_loss as plot_loss
 from ._overview import overview as overview
 from ._rank_one import rank_one as rank_one
 from ._singular_values import plot_singular_values as plot_singular_values
+from ._stages import shade as shade, stage_colour as stage_colour

@@ -1,6 +1,6 @@
 """Who attends to whom."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import matplotlib
@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.font_manager import FontProperties
 
 from .._flow import Flow
+from ..stages import Stage
 from ._common import (
     Tokens,
     axes_or_new,
@@ -17,16 +18,20 @@ from ._common import (
     shown_times,
     tokens_of,
 )
+from ._stages import shade
 
 SMALLEST_ROW = 5.5
 """Points of height below which a row of the heat map gets no label of its own."""
 
 
-def plot_attention(flow: Flow, ax: Axes | None = None) -> Axes:
+def plot_attention(
+    flow: Flow, ax: Axes | None = None, *, stages: Sequence[Stage] | None = None
+) -> Axes:
     """The attention matrix over logarithmic time: a heat map with one row for each
     query → key pair, a block of rows for each query.
 
-    Of more than eight tokens it shows the most frequent.
+    Of more than eight tokens it shows the most frequent. Where `stages` meet there is
+    a line.
     """
     shown = shown_times(flow)
     tokens = attention_tokens(flow)
@@ -48,6 +53,8 @@ def plot_attention(flow: Flow, ax: Axes | None = None) -> Axes:
     _label_rows(ax, tokens.labels)
     logarithmic_clock(ax, flow.ts[shown])
     ax.set_title(f"Attention{tokens.note}", loc="left")
+    if stages is not None:
+        shade(ax, stages, over=True)
     bar = ax.figure.colorbar(mesh, ax=ax, pad=0.02, aspect=30)
     bar.set_label("attention")
     return ax

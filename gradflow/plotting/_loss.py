@@ -1,19 +1,25 @@
 """The loss and the levels it stops at."""
 
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from matplotlib.axes import Axes
 
 from .._flow import Flow
+from ..stages import Stage
 from ._common import COLOURS, axes_or_new, chain_of, logarithmic_clock, shown_times
+from ._stages import shade
 
 
-def plot_loss(flow: Flow, ax: Axes | None = None) -> Axes:
+def plot_loss(
+    flow: Flow, ax: Axes | None = None, *, stages: Sequence[Stage] | None = None
+) -> Axes:
     """The loss over logarithmic time (time 0 has no place on it).
 
     If the flow's problem has a chain, horizontal lines show its unigram entropy, where
     the loss of the best predictor without context lies, and its entropy rate, the loss
     of the best predictor of all. A problem's floor is shown where it is another.
+    `stages` are shown as bands.
     """
     shown = shown_times(flow)
     ax = axes_or_new(ax)
@@ -37,6 +43,8 @@ def plot_loss(flow: Flow, ax: Axes | None = None) -> Axes:
     logarithmic_clock(ax, flow.ts[shown])
     ax.set_ylabel("loss $L$ (nats)" if chain_of(flow) is not None else "loss $L$")
     ax.set_title("Loss", loc="left")
+    if stages is not None:
+        shade(ax, stages)
     return ax
 
 

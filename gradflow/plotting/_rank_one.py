@@ -1,5 +1,6 @@
 """A flow beside its rank-one reduction."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,9 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 
 from .._rank_one_comparison import RankOneComparison
+from ..stages import Stage
 from ._common import COLOURS, NotebookFigure, Tokens, logarithmic_clock, tokens_of
+from ._stages import shade
 
 # The reduced flow is drawn over the full one: where both agree, its dashes lie on the
 # other's line.
@@ -24,7 +27,10 @@ APART: dict[str, Any] = {"color": "0.6", "linewidth": 1, "linestyle": ":", "zord
 
 
 def rank_one(
-    comparison: RankOneComparison, figure: Figure | SubFigure | None = None
+    comparison: RankOneComparison,
+    figure: Figure | SubFigure | None = None,
+    *,
+    stages: Sequence[Stage] | None = None,
 ) -> Figure | SubFigure:
     """A flow of the one-layer Transformer and its rank-one reduction: the loss of both,
     their distance and that of the full flow from rank one, the embeddings γ_j along α,
@@ -32,7 +38,8 @@ def rank_one(
 
     Solid lines are the full flow, dashed ones the reduction; dotted verticals, in all
     four panels, are the times at which they have parted by 1 % and 10 %. Of more than
-    eight tokens it shows the most frequent.
+    eight tokens it shows the most frequent. `stages`, of the full flow, are
+    shown as bands.
 
     Without a `figure` to draw in it makes one, which is not pyplot's: see `overview`.
     """
@@ -49,6 +56,8 @@ def rank_one(
                 ax.axvline(time, **APART)
         logarithmic_clock(ax, comparison.times[shown])
         ax.set_title(f"({letter}) {ax.get_title(loc='left')}", loc="left")
+        if stages is not None:
+            shade(ax, stages)
     _legend(comparison, tokens, figure, axes[1, 1])
     return figure
 

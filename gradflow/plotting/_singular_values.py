@@ -1,11 +1,15 @@
 """The singular values, whose rise one after another marks the stages."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from jaxtyping import Float
 from matplotlib.axes import Axes
 
 from .._flow import Flow
+from ..stages import Stage
 from ._common import COLOURS, axes_or_new, logarithmic_clock, shown_times
+from ._stages import shade
 
 MOST_VALUES = 5
 """How many singular values of a matrix are shown."""
@@ -18,9 +22,11 @@ _matrices = {
 }
 
 
-def plot_singular_values(flow: Flow, ax: Axes | None = None) -> Axes:
+def plot_singular_values(
+    flow: Flow, ax: Axes | None = None, *, stages: Sequence[Stage] | None = None
+) -> Axes:
     """The largest singular values of W0, W1 and WQ WKᵀ over time, both axes
-    logarithmic."""
+    logarithmic; `stages` as bands."""
     shown = shown_times(flow)
     spectra = {name: singular_values(flow, name) for name in _matrices}
     ax = axes_or_new(ax)
@@ -43,6 +49,8 @@ def plot_singular_values(flow: Flow, ax: Axes | None = None) -> Axes:
     note = f" (at most {MOST_VALUES} of each matrix)" if cut else ""
     ax.set_title(f"Singular values{note}", loc="left")
     ax.legend(fontsize="small", handlelength=2.5)
+    if stages is not None:
+        shade(ax, stages)
     return ax
 
 
