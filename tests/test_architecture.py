@@ -27,7 +27,6 @@ MAY_IMPORT = {
     "models": {"_population_loss", "populations"},
     "problem": {"_population_loss", "models", "populations"},
     "solvers": set(),
-    "landscape": set(),
     "_progress": set(),
     "_segments": {"solvers"},
     "_flow": set(),
