@@ -148,7 +148,7 @@ def _table(rows: list[dict[str, Any]]) -> str:
         f"{'1-cos W0':>8} {'1-cos Φ':>8}  stages"
     ]
     for row in rows:
-        names = ", ".join(short.get(n, n) for n in row["names"])
+        names = ", ".join(str(short.get(n, n)) for n in row["names"])
         lines.append(
             f"{row['scale']:>8.1e} {row['seed']:>4} {row['cycles']:>6} "
             f"{row['condensation_error']:>8.1e} {row['focus_error']:>8.1e} "

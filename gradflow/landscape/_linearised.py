@@ -168,14 +168,18 @@ class _Stretch(NamedTuple):
     def at(self, spans: np.ndarray) -> Float[np.ndarray, "spans n"]:
         """δ after so much time."""
         with np.errstate(over="ignore", invalid="ignore"):
-            along = self.speed * _growth(self.space.ritz, spans) * self.space.first
+            along = (
+                self.speed
+                * _growth(np.asarray(self.space.ritz), spans)
+                * self.space.first
+            )
             return self.delta[None, :] + along @ self.space.vectors
 
     def error(self, span: float) -> float:
         """‖v‖ β ∫₀ᵗ e^(μ(t-s)) |eᵀ ∫₀ˢ exp(-Tr) dr e₁| ds: what leaves the Krylov
         space, carried on at the greatest rate μ that is seen in it (Saad, SIAM J.
         Numer. Anal. 29, 1992)."""
-        ritz = self.space.ritz
+        ritz = np.asarray(self.space.ritz)
         s = np.linspace(0.0, span, QUADRATURE_NODES + 1)
         growth = max(0.0, -float(np.min(ritz)))
         with np.errstate(over="ignore", invalid="ignore"):
