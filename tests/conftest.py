@@ -27,6 +27,9 @@ import numpy as np
 import oracles
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+# For subprocesses, not here, where equinox is imported already: without it JAX keeps no
+# compiled solve, as one that may raise calls back to the host.
+os.environ["EQX_ON_ERROR"] = "nan"
 
 
 @pytest.fixture(scope="session")

@@ -44,6 +44,20 @@ def test_the_examples_output_is_real(tmp_path, monkeypatch, capsys):
     np.testing.assert_allclose(steps, expected, rtol=0.05)
 
 
+def test_the_tables_of_stages_and_saddles_are_real(reference):
+    flow = gradflow.integrate(reference, reference.init(), 1e4, observables=())
+    stages = gradflow.find_stages(flow)
+    saddles = gradflow.visited_saddles(flow, stages=stages)
+    printed = [*str(stages).splitlines(), *str(saddles).splitlines()]
+    shown = blocks("text")[1].splitlines()
+    count = len(stages) + 1
+    assert shown[:count] == printed[:count]
+    # From ‖∇L‖ on a saddle's digits are rounding, or follow from it.
+    assert [line[:27] for line in shown[count:]] == [
+        line[:27] for line in printed[count : len(shown)]
+    ]
+
+
 @pytest.mark.parametrize("index", range(1, len(blocks("python"))))
 def test_the_tour_runs(index, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
