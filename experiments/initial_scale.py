@@ -142,13 +142,13 @@ def _first_from(scales: Any, holds: dict[float, bool]) -> float:
 
 
 def _table(rows: list[dict[str, Any]]) -> str:
-    short: dict[Any, str] = {"new direction": "new", "condensation": "cond"}
+    short = {"new direction": "new", "condensation": "cond"}
     lines = [
         f"{'ε':>8} {'seed':>4} {'cycles':>6} {'cond off':>8} {'κ off':>8} "
         f"{'1-cos W0':>8} {'1-cos Φ':>8}  stages"
     ]
     for row in rows:
-        names = ", ".join(short.get(n, n) for n in row["names"])
+        names = ", ".join(str(short.get(n, n)) for n in row["names"])
         lines.append(
             f"{row['scale']:>8.1e} {row['seed']:>4} {row['cycles']:>6} "
             f"{row['condensation_error']:>8.1e} {row['focus_error']:>8.1e} "
