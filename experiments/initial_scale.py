@@ -142,7 +142,7 @@ def _first_from(scales: Any, holds: dict[float, bool]) -> float:
 
 
 def _table(rows: list[dict[str, Any]]) -> str:
-    short: dict[Any, str] = {"new direction": "new", "condensation": "cond"}
+    short = {"new direction": "new", "condensation": "cond"}
     lines = [
         f"{'ε':>8} {'seed':>4} {'cycles':>6} {'cond off':>8} {'κ off':>8} "
         f"{'1-cos W0':>8} {'1-cos Φ':>8}  stages"

@@ -53,7 +53,8 @@ def measure(quick: bool) -> Measurement:
     attention = flow.observe(problem.observables["attention"], times)
     embeddings = np.asarray(flow.at(times).W0) @ _plane(flow)
     focus = watched.first_focus
-    during = np.linspace(focus.start, focus.end, 400)
+    first_cycle = [stage for stage in stages if stage.cycle == 1]
+    during = np.linspace(focus.start, first_cycle[-1].end, 2000)
     to_frequent = flow.observe(problem.observables["attention"], during)[:, :, 0]
     final = float(flow.loss[-1])
     small_focus = small.first_focus
