@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 import gradflow
 
 
-class PaddedContexts(gradflow.PositionFree):
+class PaddedContexts(gradflow.Population):
     """A population as it is, with contexts of weight zero up to a given number."""
 
     chain: gradflow.MarkovChain
@@ -19,7 +19,7 @@ class PaddedContexts(gradflow.PositionFree):
     log_multiplicities: Float[np.ndarray, "contexts d"]
     targets: Float[np.ndarray, "contexts d"]
 
-    def __init__(self, population: gradflow.PositionFree, size: int):
+    def __init__(self, population: gradflow.Population, size: int):
         more = size - population.size
         self.chain = population.chain
         self.weights = np.pad(population.weights, (0, more))

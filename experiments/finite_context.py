@@ -75,11 +75,11 @@ class Length(NamedTuple):
         return self.watched.stages
 
 
-def populations(instance: Instance) -> dict[str, gradflow.PositionFree]:
+def populations(instance: Instance) -> dict[str, gradflow.Population]:
     chain = gradflow.MarkovChain.sticky(instance.law, STICKINESS)
-    found: dict[str, gradflow.PositionFree] = {}
+    found: dict[str, gradflow.Population] = {}
     for group in instance.groups:
-        exact: dict[str, gradflow.PositionFree] = {
+        exact: dict[str, gradflow.Population] = {
             str(s): gradflow.FiniteContext(chain, s) for s in group
         }
         if not found:
@@ -89,7 +89,7 @@ def populations(instance: Instance) -> dict[str, gradflow.PositionFree]:
     return found
 
 
-def initial_gradient(population: gradflow.PositionFree) -> np.ndarray:
+def initial_gradient(population: gradflow.Population) -> np.ndarray:
     """∂L/∂M at 0, from the list of contexts."""
     n = np.exp(population.log_multiplicities)
     n /= n.sum(axis=1, keepdims=True)

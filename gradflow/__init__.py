@@ -46,7 +46,6 @@ from .populations import (  # noqa: E402
     InfiniteContext as InfiniteContext,
     Population as Population,
     Positional as Positional,
-    PositionFree as PositionFree,
 )
 from .problem import Problem as Problem  # noqa: E402
 from .saddles import (  # noqa: E402

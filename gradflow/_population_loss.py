@@ -14,7 +14,7 @@ from jaxtyping import Float, PyTree
 from . import _checks
 from ._checks import Checked
 from ._types import AnyArray
-from .populations import Population
+from .populations import AbstractPopulation
 
 
 class PopulationLoss(eqx.Module):
@@ -27,7 +27,7 @@ class PopulationLoss(eqx.Module):
     """
 
     population: AbstractVar[Any]
-    """A `Population`."""
+    """An `AbstractPopulation`."""
 
     @abstractmethod
     def logits(self, params: PyTree) -> Float[AnyArray, "contexts d"]:
@@ -85,7 +85,7 @@ class PopulationLoss(eqx.Module):
 
 def check_population(population: Any) -> None:
     """Refuse what is no population."""
-    if not isinstance(population, Population):
+    if not isinstance(population, AbstractPopulation):
         raise ValueError(
             "`population` must be a gradflow population such as InfiniteContext, "
             f"got {type(population).__name__}."

@@ -27,7 +27,7 @@ from ._types import AnyArray
 from .chains import HighOrderChain, MarkovChain
 
 
-class Population(eqx.Module):
+class AbstractPopulation(eqx.Module):
     """A weighted list of contexts, each with the law of the token after it."""
 
     weights: AbstractVar[Float[np.ndarray, " contexts"]]
@@ -52,8 +52,9 @@ class Population(eqx.Module):
         return -jnp.sum(self.weights * jnp.sum(jax.scipy.special.xlogy(T, T), axis=1))
 
 
-class PositionFree(Population):
-    """Contexts that matter through their last token and their counts only."""
+class Population(AbstractPopulation):
+    """Contexts without positions: they matter through their last token and their counts
+    only."""
 
     chain: AbstractVar[MarkovChain]
     """The chain the contexts are drawn from."""
@@ -86,7 +87,7 @@ class PositionFree(Population):
         )
 
 
-class Positional(Population):
+class Positional(AbstractPopulation):
     """Contexts as windows of tokens."""
 
     windows: AbstractVar[Int[np.ndarray, "contexts lags"]]
@@ -158,7 +159,7 @@ def _one_hot(
 
 
 @storable
-class InfiniteContext(PositionFree):
+class InfiniteContext(Population):
     """Contexts of infinite length: one for each last token i, with w_i = π_i,
     multiplicities n = π and target law P_i."""
 
@@ -187,7 +188,7 @@ class InfiniteContext(PositionFree):
 
 
 @storable
-class FiniteContext(PositionFree):
+class FiniteContext(Population):
     """Contexts of finite length, exactly: every (last token, counts) that the chain
     can produce, with its probability.
 

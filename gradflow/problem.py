@@ -10,7 +10,7 @@ from ._population_loss import PopulationLoss, check_population
 from ._storage import storable
 from ._types import AnyArray
 from .models import KnownSaddle, Model
-from .populations import Population, Positional, PositionFree
+from .populations import AbstractPopulation, Population, Positional
 
 
 @storable
@@ -28,13 +28,13 @@ class Problem(PopulationLoss):
     model: Any
     """A `Model`."""
     population: Any
-    """A `Population` of the kind that the model reads."""
+    """An `AbstractPopulation` of the kind that the model reads."""
 
     # Spelt out as to a type checker the base class's field would come first.
     def __init__(
         self,
         model: Checked[Model],
-        population: Checked[Population],
+        population: Checked[AbstractPopulation],
     ):
         self.model = model
         self.population = population
@@ -47,7 +47,7 @@ class Problem(PopulationLoss):
                 f"{type(self.model).__name__}."
             )
         if not isinstance(self.population, self.model.reads):
-            reads = {PositionFree: "without positions", Positional: "with positions"}
+            reads = {Population: "without positions", Positional: "with positions"}
             raise ValueError(
                 f"`population` must be one {reads[self.model.reads]} for a "
                 f"{type(self.model).__name__}, got {type(self.population).__name__}."

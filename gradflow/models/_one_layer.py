@@ -14,7 +14,7 @@ from .. import _checks
 from .._checks import Checked
 from .._storage import storable
 from .._types import AnyArray
-from ..populations import InfiniteContext, PositionFree
+from ..populations import InfiniteContext, Population
 from ._model import KnownSaddle, Model
 
 LARGEST_MODEL = 2**30
@@ -41,7 +41,7 @@ class OneLayerTransformer(Model):
     a_j ∝ n_j exp(Φ[i, j]), and its logits are Σ_j a_j M[j].
     """
 
-    reads: ClassVar = PositionFree
+    reads: ClassVar = Population
 
     vocabulary: int = eqx.field(static=True)
     """d, the number of tokens."""
@@ -92,7 +92,7 @@ class OneLayerTransformer(Model):
         _checks.parameters_of(OneLayerParameters, self.shapes, params)
 
     def context_attention(
-        self, params: OneLayerParameters, population: PositionFree
+        self, params: OneLayerParameters, population: Population
     ) -> Float[AnyArray, "contexts d"]:
         """a[c, j], the attention that context c pays to all occurrences of token j."""
         queries, keys = params.W0 @ params.WQ, params.W0 @ params.WK
@@ -100,7 +100,7 @@ class OneLayerTransformer(Model):
         return jax.nn.softmax(scores + population.log_multiplicities, axis=-1)
 
     def logits(
-        self, params: OneLayerParameters, population: PositionFree
+        self, params: OneLayerParameters, population: Population
     ) -> Float[AnyArray, "contexts d"]:
         attention = self.context_attention(params, population)
         # (A W0) W1 and never A (W0 W1): d×d products cost most where d is large.
@@ -146,7 +146,7 @@ class OneLayerTransformer(Model):
             W1=rows(-X @ W1, jnp.zeros((still, *W1.shape))),
         )
 
-    def known_saddles(self, population: PositionFree) -> list[KnownSaddle]:
+    def known_saddles(self, population: Population) -> list[KnownSaddle]:
         """The saddles that the theory has in closed form, for infinite context.
 
         - θ⁰ = 0: it is left at rate ‖π‖·‖π - 1/d‖, in m directions;
@@ -173,7 +173,7 @@ class OneLayerTransformer(Model):
         ]
 
     def observables(
-        self, population: PositionFree
+        self, population: Population
     ) -> dict[str, Callable[[OneLayerParameters], Float[AnyArray, "..."]]]:
         """What the paper plots, each a function of the parameters."""
         pi = population.chain.stationary

@@ -14,7 +14,7 @@ from .._checks import Checked
 from .._population_loss import PopulationLoss, check_population
 from .._storage import storable
 from .._types import AnyArray
-from ..populations import PositionFree
+from ..populations import Population
 from ._one_layer import OneLayerParameters, OneLayerTransformer
 
 SWEEPS = 10
@@ -49,7 +49,7 @@ class RankOneFlow(PopulationLoss):
     Transformer of width and head width one.
     """
 
-    population: Checked[PositionFree]
+    population: Checked[Population]
 
     def __check_init__(self):
         check_population(self.population)
