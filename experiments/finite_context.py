@@ -267,6 +267,8 @@ def _draw_rates(ax: Any, found: dict[str, Length]) -> None:
     measured = [found[s].watched.condensation_rate for s in finite]
     ax.plot(x, measured, "o", color=COLOURS[0], label="rate of $W_0$, measured")
     ax.set(xscale="log", xlabel="context length $s$", ylabel="rate at 0")
+    ax.set_xticks(x, finite)
+    ax.minorticks_off()
     ax.set_ylim(-0.02, None)
     ax.set_title(r"Condensation (dotted: $s = \infty$)", loc="left")
     ax.legend(fontsize="small", loc="center right")
