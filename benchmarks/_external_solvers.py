@@ -48,12 +48,13 @@ class HostFunctions:
         self.evaluations = self.jacobians = self.products = 0
         # Functions, as jit hashes what it is given and a module holds arrays.
         self._field = jax.jit(lambda y: field(y))
-        self._jacobian = jax.jit(lambda y: field.jacobian(y))
+        self._columns = jax.jit(lambda y: field.jacobian_columns(y))
+        self._symmetric = flow.symmetric
         self._product = jax.jit(lambda y, v: field.product(y, v))
         y = np.zeros(self.size)
         self._first_calls = {
             "field": lambda: self._field(y),
-            "jacobian": lambda: self._jacobian(y),
+            "jacobian": lambda: self._columns(y),
             "product": lambda: self._product(y, y),
         }
         self._seconds: dict[str, float] = {}
@@ -72,9 +73,13 @@ class HostFunctions:
         return np.asarray(self._field(y))
 
     def jacobian(self, t: float, y: np.ndarray) -> np.ndarray:
+        columns = self.jacobian_columns(t, y)
+        return columns if self._symmetric else columns.T
+
+    def jacobian_columns(self, t: float, y: np.ndarray) -> np.ndarray:
         self.deadline.check()
         self.jacobians += 1
-        return np.asarray(self._jacobian(y))
+        return np.asarray(self._columns(y))
 
     def product(self, y: np.ndarray, v: np.ndarray) -> np.ndarray:
         self.deadline.check()
@@ -83,6 +88,20 @@ class HostFunctions:
 
     def reset(self) -> None:
         self.evaluations = self.jacobians = self.products = 0
+
+
+class NumPyFunctions(HostFunctions):
+    """The vector field as a user of SciPy writes it."""
+
+    def __init__(self, flow: Flow):
+        super().__init__(flow)
+        assert flow.in_numpy is not None
+        self._plain = flow.in_numpy
+
+    def field(self, t: float, y: np.ndarray) -> np.ndarray:
+        self.deadline.check()
+        self.evaluations += 1
+        return self._plain(t, y)
 
 
 Solve = Callable[[np.ndarray, float], tuple[np.ndarray, Work]]
@@ -163,8 +182,8 @@ def odeint(flow: Flow, functions: HostFunctions) -> Solve:
             functions.field,
             y0,
             ts,
-            Dfun=functions.jacobian,
-            col_deriv=True,  # the Hessian is symmetric: no transposition is needed
+            Dfun=functions.jacobian_columns,
+            col_deriv=True,
             rtol=rtol,
             atol=ATOL * rtol,
             mxstep=PLENTY,
@@ -307,6 +326,13 @@ def contestants(flow: Flow, stiffness: float) -> dict[str, Factory]:
     def ivp(method: Any, dense: bool) -> Solve:
         return scipy_ivp(method, flow, functions, dense)
 
+    def in_numpy() -> Contestant | Absent:
+        if flow.in_numpy is None:
+            return Absent("RK45 NumPy", "no right-hand side written in NumPy")
+        plain = NumPyFunctions(flow)
+        solve = scipy_ivp(integrate.RK45, flow, plain, False)
+        return HostSolver("RK45 NumPy", compile_seconds=0.0, functions=plain, run=solve)
+
     def stabilised() -> Contestant:
         from extensisq import SSV2stab  # pyright: ignore[reportMissingImports]
 
@@ -326,6 +352,7 @@ def contestants(flow: Flow, stiffness: float) -> dict[str, Factory]:
         "LSODA": dense("LSODA", lambda: odeint(flow, functions)),
         "BDF": dense("BDF", lambda: ivp(integrate.BDF, True)),
         "Radau": dense("Radau", lambda: ivp(integrate.Radau, True)),
+        "RK45 NumPy": in_numpy,
         "DOP853": lambda: host("DOP853", ivp(integrate.DOP853, False)),
         "CVODE dense": dense(
             "CVODE dense", lambda: cvode(flow, functions, "lapackdense")

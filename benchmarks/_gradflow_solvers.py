@@ -241,7 +241,7 @@ def contestants(flow: Flow, stiffness: float) -> dict[str, Factory]:
     def compiled_solver(name: str) -> Contestant | Absent:
         if name in DENSE and flow.size > LARGEST_DENSE:
             return Absent(name, too_large(flow.size))
-        choice = gradflow.solvers.resolve(name, flow.size)
+        choice = gradflow.solvers.resolve(name, flow.size, flow.symmetric)
         common: dict[str, Any] = {
             "ours": True,
             "flow": flow,

@@ -12,32 +12,34 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 import gradflow
+from gradflow._metric import is_euclidean, velocity_of
 from gradflow._ravel import Ravel
 
 SAVED_TIMES = 200
 FIRST_TIME = 1e-4
 """The first saved time, as a part of the horizon."""
-OMITTED = {
-    "heads": "the head-factorisation flow (theory.md, section 2) is not in gradflow yet"
-}
 
 
 class VectorField(eqx.Module):
-    """f(y) = -∇L(y) on the flat state: what every solver is given."""
+    """f(y) = -∇L(y), or what it is in the loss's own metric, on the flat state: what
+    every solver is given."""
 
     loss: Callable[[PyTree], Any]
     ravel: Ravel = eqx.field(static=True)
 
     def __call__(self, y: Float[Array, " n"]) -> Float[Array, " n"]:
-        return -self.ravel.ravel(jax.grad(self.loss)(self.ravel.unravel(y)))
+        params = self.ravel.unravel(y)
+        gradient = jax.grad(self.loss)(params)
+        return self.ravel.ravel(velocity_of(self.loss, params, gradient))
 
     def product(
         self, y: Float[Array, " n"], v: Float[Array, " n"]
     ) -> Float[Array, " n"]:
         return jax.jvp(self, (y,), (v,))[1]
 
-    def jacobian(self, y: Float[Array, " n"]) -> Float[Array, "n n"]:
-        """-∇²L, exact; in batches, so that n products need not be in memory at once."""
+    def jacobian_columns(self, y: Float[Array, " n"]) -> Float[Array, "n n"]:
+        """The columns of the Jacobian, as rows, exact; in batches, so that n products
+        need not be in memory at once."""
         _, product = jax.linearize(self, y)
         return jax.lax.map(product, jnp.eye(y.size), batch_size=512)
 
@@ -53,6 +55,13 @@ class Flow:
     t1: float
     exact: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None
     """The closed form, if there is one: (ts, y0) → states at ts."""
+    in_numpy: Callable[[float, np.ndarray], np.ndarray] | None = None
+    """The right-hand side f(t, y) as a user of SciPy would write it, if one did."""
+
+    @property
+    def symmetric(self) -> bool:
+        """Whether the Jacobian is."""
+        return is_euclidean(self.loss)
 
     @property
     def ts(self) -> Float[np.ndarray, " times"]:
@@ -132,6 +141,34 @@ def from_matrix(path: Path, t1: float, width: int = 10) -> Flow:
     return transformer("matrix", f"chain of {path.name}", chain, width, t1)
 
 
+def heads(geometry: str, t1: float = 1e4, h: int = 3, T: int = 40) -> Flow:
+    """The tensor factorisation of theory.md, section 2: singleton blocks of geometric
+    importance, ratio 1.7, in d = 50 features."""
+    d = 50
+    G = np.zeros((d, T))
+    columns = np.random.default_rng(0).normal(size=(d, h))
+    G[:, :h] = columns / np.linalg.norm(columns, axis=0) * 1.7 ** -np.arange(h)
+    loss = gradflow.TensorFactorisation(G, h, geometry)  # pyright: ignore
+
+    def in_numpy(t: float, y: np.ndarray) -> np.ndarray:
+        V, x = y[: h * d].reshape(h, d), y[h * d :].reshape(h, T)
+        s = x
+        if geometry == "scores":
+            s = np.exp(x - x.max(axis=1, keepdims=True))
+            s /= s.sum(axis=1, keepdims=True)
+        R = G - V.T @ s
+        g = V @ R
+        moved = s * (g - np.sum(s * g, axis=1, keepdims=True))
+        return np.concatenate([(s @ R.T).ravel(), moved.ravel()])
+
+    name = "heads" if geometry == "scores" else geometry
+    n = h * (d + T)
+    title = f"tensor factorisation ({geometry}), h = {h}, T = {T}, n = {n}, t = {t1:,g}"
+    return Flow(
+        name, title, loss, lambda seed: loss.init(seed, 0.1), t1, None, in_numpy
+    )
+
+
 def problem(name: str, t1: float | None, matrix: Path | None) -> Flow:
     """A problem by its name, to its usual horizon or another."""
     if name == "matrix":
@@ -141,9 +178,14 @@ def problem(name: str, t1: float | None, matrix: Path | None) -> Flow:
         return zipf(name, 32, 32, t1 or 3e3)
     if name == "zipf300":
         return zipf(name, 300, 64, t1 or 1e3)
+    if name in ("heads", "replicator"):
+        return heads("scores" if name == "heads" else name, t1 or 1e4)
     return {"reference": reference, "quadratic": quadratic}[name](
         **({"t1": t1} if t1 else {})
     )
 
 
-NAMES = ("reference", "zipf32", "zipf300", "quadratic", "matrix")
+NAMES = (
+    *("reference", "zipf32", "zipf300", "heads", "replicator", "quadratic"),
+    "matrix",
+)

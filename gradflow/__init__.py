@@ -5,6 +5,10 @@ import importlib.metadata
 
 import jax
 
+from ._xla import compile_small_loops_whole
+
+compile_small_loops_whole()
+
 # The flow is meaningless in single precision: squares of the initial scale, splits of
 # frequencies and conserved quantities drown in its rounding.
 jax.config.update("jax_enable_x64", True)
@@ -24,6 +28,7 @@ from ._rank_one_comparison import (  # noqa: E402
     RankOneComparison as RankOneComparison,
     compare_rank_one as compare_rank_one,
 )
+from ._stopping import best_stopping_time as best_stopping_time  # noqa: E402
 from ._storage import RunFileError as RunFileError  # noqa: E402
 from .chains import (  # noqa: E402
     HighOrderChain as HighOrderChain,
@@ -38,6 +43,7 @@ from .models import (  # noqa: E402
     RankOneParameters as RankOneParameters,
     ReplicatorParameters as ReplicatorParameters,
     ScoreParameters as ScoreParameters,
+    SymmetricHeads as SymmetricHeads,
     TensorFactorisation as TensorFactorisation,
 )
 from .populations import (  # noqa: E402
@@ -46,6 +52,7 @@ from .populations import (  # noqa: E402
     InfiniteContext as InfiniteContext,
     Population as Population,
     Positional as Positional,
+    Sample as Sample,
 )
 from .problem import Problem as Problem  # noqa: E402
 from .saddles import (  # noqa: E402
@@ -54,6 +61,7 @@ from .saddles import (  # noqa: E402
     visited_saddles as visited_saddles,
 )
 from .stages import (  # noqa: E402
+    Acquisition as Acquisition,
     Plateau as Plateau,
     Stage as Stage,
     Stages as Stages,

@@ -85,7 +85,13 @@ class Problem(PopulationLoss):
         return self.model.init(seed, scale)
 
     def _model_observables(self) -> dict[str, Callable[[PyTree], Any]]:
-        return self.model.observables(self.population)
+        known = self.model.observables(self.population)
+        source = self.population.source
+        if source is None:
+            return known
+        # Of a sample: what was learned is judged by what it was drawn from.
+        whole = Problem(self.model, source)
+        return known | self.model.observables(source) | {"population_loss": whole}
 
     def stored_arguments(self) -> dict[str, Any]:
         return {"model": self.model, "population": self.population}

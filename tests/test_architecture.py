@@ -17,6 +17,7 @@ SHARED = {
     "_certificate",
     "_compile_clock",
     "_metric",
+    "_xla",
 }
 """Helpers that every room may use; they use only each other."""
 
@@ -35,6 +36,7 @@ MAY_IMPORT = {
     "_integrate": {"_flow", "_progress", "_record", "_segments", "solvers"},
     "_converged": {"_flow", "_integrate"},
     "stages": {"_events", "_flow", "models", "problem"},
+    "_stopping": {"_events", "_flow"},
     "landscape": set(),
     "saddles": {"_flow", "landscape", "stages"},
     "_rank_one_comparison": {"_flow", "_integrate", "models", "problem"},

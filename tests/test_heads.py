@@ -268,3 +268,87 @@ def test_the_floor_is_what_so_many_heads_can_reach():
     problem = gradflow.TensorFactorisation(G, 2)
     assert problem.floor == pytest.approx(0.5 * sizes[2] ** 2)
     assert gradflow.TensorFactorisation(G, 3).floor == pytest.approx(0, abs=1e-20)
+
+
+#
+# Stages
+#
+
+
+@pytest.mark.parametrize("geometry", ["scores", "replicator"])
+def test_competition_and_cooperation(geometry):
+    """Patterns are acquired in the order of importance: the first by all heads, as long
+    as they are alike, the others by one each."""
+    problem = gradflow.TensorFactorisation(target(), 3, geometry)
+    flow = gradflow.integrate(problem, problem.init(seed=0, scale=1e-3), 1e5)
+    stages = gradflow.find_stages(flow)
+    assert stages.names == ("competitive", "cooperative", "cooperative")
+    acquired = stages.acquisitions
+    assert [a.pattern for a in acquired] == [0, 1, 2]
+    assert set(acquired[0].heads) == {0, 1, 2}
+    assert [len(a.heads) for a in acquired[1:]] == [1, 1]
+    assert acquired[1].heads != acquired[2].heads
+    assert acquired[0].overlap > 0.99 and acquired[1].overlap < 0.5
+    for a, stage in zip(acquired, stages, strict=True):
+        assert stage.start < a.t < stage.end
+        # Half of the pattern, by the target itself.
+        params = flow.at(a.t)
+        s = np.asarray(problem.attention(params))
+        found = (np.asarray(params.V).T @ s)[:, a.pattern] @ target()[:, a.pattern]
+        assert found == pytest.approx(0.5 * np.sum(target()[:, a.pattern] ** 2))
+    assert "pattern 1 by heads 1, 2, 3" in str(stages)
+    assert f"by head {1 + acquired[1].heads[0]}" in str(stages)
+
+
+def test_stages_on_an_exact_chain():
+    chain = HighOrderChain.random(3, (1, 1), seed=3, scale=2.0)
+    problem = Problem(PositionalHeads(3, 2, 2), AllContexts(chain))
+    flow = gradflow.integrate(problem, problem.init(0, 1e-3), 2e3)
+    stages = gradflow.find_stages(flow)
+    assert [a.pattern for a in stages.acquisitions] == [0, 1]
+    assert stages.names == ("competitive", "cooperative")
+
+
+def test_shares_are_the_coefficients_of_the_projection():
+    """Against least squares, on blocks that overlap."""
+    chain = HighOrderChain.random(3, (2, 2), seed=1, stride=1)
+    problem = Problem(PositionalHeads(3, 3, 2), AllContexts(chain))
+    rng = np.random.default_rng(0)
+    a, V = rng.normal(size=(2, 3)), rng.normal(size=(2, 3, 3))
+    params = gradflow.PositionalHeadsParameters(jnp.asarray(a), jnp.asarray(V))
+    s = np.exp(a) / np.exp(a).sum(axis=1, keepdims=True)
+    middle = np.eye(3) - 1 / 3
+    patterns = [
+        np.multiply.outer(middle @ A @ middle, alpha).ravel()
+        for A, alpha in zip(chain.matrices, chain.pattern, strict=True)
+    ]
+    for k in range(2):
+        product = np.multiply.outer(middle @ V[k] @ middle, s[k]).ravel()
+        expected = np.linalg.lstsq(np.stack(patterns, axis=1), product)[0]
+        found = problem.observables["pattern_shares"](params)[k]
+        np.testing.assert_allclose(found, expected, atol=1e-12)
+
+
+def test_the_loss_of_a_block_is_what_knowing_it_would_save():
+    chain = HighOrderChain.random(3, (2, 1), seed=1)
+    problem = Problem(PositionalHeads(3, 3, 2), AllContexts(chain))
+    rng = np.random.default_rng(0)
+    a, V = rng.normal(size=(2, 3)), rng.normal(size=(2, 3, 3))
+    params = gradflow.PositionalHeadsParameters(jnp.asarray(a), jnp.asarray(V))
+    s = np.exp(a) / np.exp(a).sum(axis=1, keepdims=True)
+    alphas, blocks = [(0.5, 0.5), (1.0,)], [(1, 2), (3,)]
+    for j, lags in enumerate(blocks):
+        loss = 0.0
+        for weight, context in zip(chain.stationary, chain.contexts(), strict=True):
+            teacher = law_by_hand(chain.matrices, blocks, alphas, context)
+            logits = np.zeros(3)
+            for i in range(3):
+                if i + 1 in lags:
+                    alpha = alphas[j][lags.index(i + 1)]
+                    logits += alpha * chain.matrices[j][:, context[i]]
+                else:
+                    logits += sum(s[k, i] * V[k][:, context[i]] for k in range(2))
+            loss += weight * (np.log(np.exp(logits).sum()) - teacher @ logits)
+        expected = float(problem(params)) - loss
+        found = problem.observables["block_loss"](params)[j]
+        assert float(found) == pytest.approx(expected, abs=1e-12)

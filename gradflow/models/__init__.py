@@ -14,6 +14,7 @@ from ._rank_one import (
     RankOneFlow as RankOneFlow,
     RankOneParameters as RankOneParameters,
 )
+from ._symmetric_heads import SymmetricHeads as SymmetricHeads
 from ._tensor_factorisation import (
     ReplicatorParameters as ReplicatorParameters,
     ScoreParameters as ScoreParameters,

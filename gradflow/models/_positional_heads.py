@@ -14,6 +14,7 @@ from .._storage import storable
 from .._types import AnyArray
 from ..populations import AllContexts, Positional
 from ._model import Model
+from ._patterns import Patterns
 
 
 @storable
@@ -78,9 +79,11 @@ class PositionalHeads(Model):
     def logits(
         self, params: PositionalHeadsParameters, population: Positional
     ) -> Float[AnyArray, "contexts d"]:
-        # What token x at lag i adds to the logit of y, and then one product.
-        table = jnp.einsum("ki,kyx->ixy", self.attention(params), params.V)
-        return population.one_hot @ table.reshape(-1, self.vocabulary)
+        return population.one_hot @ self.table(params).reshape(-1, self.vocabulary)
+
+    def table(self, params: PositionalHeadsParameters) -> Float[AnyArray, "lags d d"]:
+        """What token x at lag i adds to the logit of y, by i, x and y."""
+        return jnp.einsum("ki,kyx->ixy", self.attention(params), params.V)
 
     def conserved_terms(
         self, params: PositionalHeadsParameters
@@ -98,13 +101,6 @@ class PositionalHeads(Model):
         self, population: Positional
     ) -> dict[str, Callable[[PositionalHeadsParameters], Any]]:
         """What the paper plots, each a function of the parameters."""
-
-        def overlap(
-            params: PositionalHeadsParameters,
-        ) -> Float[AnyArray, "heads heads"]:
-            return head_overlap(
-                params.V.reshape(self.heads, -1), self.attention(params)
-            )
 
         known: dict[str, Callable[[PositionalHeadsParameters], Any]] = {
             "attention": self.attention,
@@ -126,7 +122,14 @@ class PositionalHeads(Model):
         - `value_coordinates` (heads × blocks): ⟨V_k, A_j⟩/‖A_j‖²;
         - `ladder` (blocks): the mean over contexts of KL(T_j ‖ student), T_j the
             teacher restricted to its j strongest blocks;
-        - `rung`: the j of the nearest.
+        - `rung`: the j of the nearest;
+        - `block_loss` (blocks): by how much the loss would fall if what the student
+            computes from the lags of a block were what the teacher does. For a squared
+            error and independent tokens these are the parts of the loss;
+        - `pattern_shares` (heads × blocks): what each head adds to the coefficient of
+            A_j ⊗ α_j in Σ_k V_k ⊗ s_k, by projection on all of them. What is the same
+            for all next tokens, or for all tokens read, the loss does not see, and it
+            is left out.
         """
         chain = population.chain
         member = jnp.where(jnp.asarray(chain.pattern) > 0, 1.0, 0.0)
@@ -136,8 +139,26 @@ class PositionalHeads(Model):
         def ladder(params: PositionalHeadsParameters) -> Float[AnyArray, " blocks"]:
             log_law = jax.nn.log_softmax(self.logits(params, population))
             cross = jnp.einsum("jcy,cy->jc", teachers, log_law)
-            return (surprise - cross) @ population.weights
+            return (surprise - cross) @ mean
 
+        mean = population.weights
+        learned = jnp.einsum("ji,jyx->ixy", jnp.asarray(chain.pattern), A)
+
+        def loss_of(table: Float[AnyArray, "lags d d"]) -> Float[AnyArray, ""]:
+            logits = population.one_hot @ table.reshape(-1, self.vocabulary)
+            log_law = jax.nn.log_softmax(logits)
+            return -mean @ jnp.sum(population.targets * log_law, axis=1)
+
+        def block_loss(params: PositionalHeadsParameters) -> Float[AnyArray, " blocks"]:
+            table = self.table(params)
+            known = jax.vmap(
+                lambda lags: loss_of(jnp.where(lags[:, None, None] > 0, learned, table))
+            )(member)
+            return loss_of(table) - known
+
+        centred = chain.matrices - chain.matrices.mean(axis=1, keepdims=True)
+        centred = centred - centred.mean(axis=2, keepdims=True)
+        patterns = Patterns(centred.reshape(len(centred), -1), chain.pattern)
         sizes = jnp.sum(A**2, axis=(1, 2))
         return {
             "attention_to_blocks": lambda p: self.attention(p) @ member.T,
@@ -146,6 +167,10 @@ class PositionalHeads(Model):
             ),
             "ladder": ladder,
             "rung": lambda p: 1.0 + jnp.argmin(ladder(p)),
+            "block_loss": block_loss,
+            "pattern_shares": lambda p: patterns.shares(
+                p.V.reshape(self.heads, -1), self.attention(p)
+            ),
         }
 
     def stored_arguments(self) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from .. import _checks
 from .._checks import Checked
 from .._storage import storable
 from .._types import AnyArray
+from ._patterns import Patterns
 from ._positional_heads import head_overlap
 
 
@@ -158,8 +159,11 @@ class TensorFactorisation(eqx.Module):
 
         - `value_coordinates` (heads × positions): V_k along G's column at each
             position, relative to its length;
-        - `position_loss`: ½‖G - Ĝ‖² position by position.
+        - `position_loss`: ½‖G - Ĝ‖² position by position;
+        - `pattern_shares` (heads × patterns): how much of each pattern each head holds;
+            columns of G in one direction are a pattern, the strongest first.
         """
+        patterns = Patterns.of_columns(self.target)
         G = jnp.asarray(self.target)
         size = jnp.sum(G**2, axis=0)
         scale = jnp.where(size > 0, size, 1.0)
@@ -170,6 +174,7 @@ class TensorFactorisation(eqx.Module):
             "value_norms": lambda p: jnp.linalg.norm(p.V, axis=1),
             "position_loss": lambda p: 0.5 * jnp.sum(self.residual(p) ** 2, axis=0),
             "head_overlap": lambda p: head_overlap(p.V, self.attention(p)),
+            "pattern_shares": lambda p: patterns.shares(p.V, self.attention(p)),
         }
 
     def stored_arguments(self) -> dict[str, Any]:

@@ -1,11 +1,4 @@
-"""What a model is trained on: weighted lists of contexts.
-
-A population is plain arrays, one row a context c: a weight w_c, a target law T[c, ·],
-and what a model sees of the context. Without a position code that is its last token i_c
-and how often each token occurs in it, log n[c, ·]; with positions, the window of tokens
-itself. Kinds of population differ in how they fill these arrays, never in what the
-arrays mean.
-"""
+"""Contexts without positions: their last token and how often each token occurs."""
 
 import math
 from abc import abstractmethod
@@ -20,36 +13,12 @@ import numpy as np
 from equinox import AbstractVar
 from jaxtyping import Float, Int
 
-from . import _checks
-from ._checks import Checked
-from ._storage import storable
-from ._types import AnyArray
-from .chains import HighOrderChain, MarkovChain
-
-
-class AbstractPopulation(eqx.Module):
-    """A weighted list of contexts, each with the law of the token after it."""
-
-    weights: AbstractVar[Float[np.ndarray, " contexts"]]
-    """w_c, the probability of each context; they sum to one."""
-    targets: AbstractVar[Float[np.ndarray, "contexts d"]]
-    """T[c, ·], the law of the next token."""
-
-    @property
-    def size(self) -> int:
-        """The number of contexts."""
-        return self.weights.shape[0]
-
-    @property
-    def vocabulary(self) -> int:
-        """The number of tokens, d."""
-        return self.targets.shape[1]
-
-    @property
-    def entropy(self) -> Float[AnyArray, ""]:
-        """Σ_c w_c H(T_c), below which no loss over these contexts can fall."""
-        T = jnp.asarray(self.targets)
-        return -jnp.sum(self.weights * jnp.sum(jax.scipy.special.xlogy(T, T), axis=1))
+from .. import _checks
+from .._checks import Checked
+from .._storage import storable
+from .._types import AnyArray
+from ..chains import MarkovChain
+from ._population import AbstractPopulation
 
 
 class Population(AbstractPopulation):
@@ -85,77 +54,6 @@ class Population(AbstractPopulation):
         return jax.ops.segment_sum(
             jnp.asarray(self.weights), self.queries, self.vocabulary
         )
-
-
-class Positional(AbstractPopulation):
-    """Contexts as windows of tokens."""
-
-    windows: AbstractVar[Int[np.ndarray, "contexts lags"]]
-    """The token at each lag; column i is lag i+1."""
-    one_hot: AbstractVar[Float[np.ndarray, "contexts lags_times_d"]]
-    """The same, one-hot at each lag: column i·d + j says whether lag i+1 is token j. A
-    product with it is cheap to differentiate, where indexing is not."""
-
-    @property
-    def lags(self) -> int:
-        """w, the number of tokens in a window."""
-        return self.windows.shape[1]
-
-
-@storable
-class AllContexts(Positional):
-    """All dʷ contexts of a chain of order w, exactly."""
-
-    chain: HighOrderChain
-    weights: Float[np.ndarray, " contexts"]
-    windows: Int[np.ndarray, "contexts lags"]
-    one_hot: Float[np.ndarray, "contexts lags_times_d"]
-    targets: Float[np.ndarray, "contexts d"]
-    teachers: Float[np.ndarray, "blocks contexts d"]
-    """The law of the next token by the chain restricted to its 1, 2, … strongest
-    blocks."""
-    law: Literal["stationary", "uniform"] = eqx.field(static=True)
-
-    def __init__(
-        self,
-        chain: Checked[HighOrderChain],
-        law: Checked[Literal["stationary", "uniform"]] = "stationary",
-    ):
-        """**Arguments:**
-
-        - `chain`: a [`HighOrderChain`][].
-        - `law`: of the contexts: the chain's own, or all equally likely.
-        """
-        if not isinstance(chain, HighOrderChain):
-            raise ValueError(
-                f"`chain` must be a gradflow.HighOrderChain, got "
-                f"{type(chain).__name__}."
-            )
-        if law not in ("stationary", "uniform"):
-            raise ValueError(f"`law` must be 'stationary' or 'uniform', got {law!r}.")
-        self.chain = chain
-        self.windows = chain.contexts()
-        count = chain.num_contexts
-        uniform = law == "uniform"
-        self.weights = np.full(count, 1 / count) if uniform else chain.stationary
-        self.one_hot = _one_hot(self.windows, chain.size)
-        self.targets = chain.next_law(self.windows)
-        self.teachers = np.stack(
-            [
-                chain.restricted(k).next_law(self.windows)
-                for k in range(1, chain.blocks + 1)
-            ]
-        )
-        self.law = law
-
-    def stored_arguments(self) -> dict[str, Any]:
-        return {"chain": self.chain, "law": self.law}
-
-
-def _one_hot(
-    windows: Int[np.ndarray, "contexts lags"], d: int
-) -> Float[np.ndarray, "contexts lags_times_d"]:
-    return (windows[:, :, None] == np.arange(d)).reshape(len(windows), -1).astype(float)
 
 
 @storable

@@ -1,0 +1,60 @@
+"""What several heads are to learn, and who holds how much of it."""
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from .._types import AnyArray
+
+PARALLEL = 1e-9
+"""Columns whose directions differ by less are one."""
+
+
+class Patterns(eqx.Module):
+    """Patterns G_j = A_j ⊗ α_j, of which the target is the sum."""
+
+    features: Float[np.ndarray, "patterns features"]
+    """A_j."""
+    positions: Float[np.ndarray, "patterns positions"]
+    """α_j."""
+    inverse: Float[np.ndarray, "patterns patterns"]
+    """Of the matrix of their inner products."""
+
+    def __init__(self, features: np.ndarray, positions: np.ndarray):
+        self.features, self.positions = features, positions
+        inner = (features @ features.T) * (positions @ positions.T)
+        self.inverse = np.linalg.pinv(inner, hermitian=True)
+
+    @staticmethod
+    def of_columns(G: Float[np.ndarray, "features positions"]) -> "Patterns":
+        """Columns of one direction are a pattern, the strongest first; columns of zeros
+        belong to none."""
+        size = np.linalg.norm(G, axis=0)
+        left = [i for i in range(len(size)) if size[i] > PARALLEL * size.max()]
+        found = []
+        while left:
+            lead = left[0]
+            unit = G[:, lead] / size[lead]
+            apart = [np.linalg.norm(G[:, i] / size[i] - unit) for i in left]
+            alike = [i for i, d in zip(left, apart, strict=True) if d < PARALLEL]
+            weights = np.zeros(len(size))
+            weights[alike] = size[alike]
+            found.append((unit, weights))
+            left = [i for i in left if i not in alike]
+        found.sort(key=lambda pattern: -np.linalg.norm(pattern[1]))
+        return Patterns(
+            np.array([unit for unit, _ in found]).reshape(-1, G.shape[0]),
+            np.array([weights for _, weights in found]).reshape(-1, G.shape[1]),
+        )
+
+    def shares(
+        self,
+        V: Float[AnyArray, "heads features"],
+        s: Float[AnyArray, "heads positions"],
+    ) -> Float[AnyArray, "heads patterns"]:
+        """What each head adds to the coefficients of Ĝ = Σ_k V_k ⊗ s_k in the patterns,
+        by orthogonal projection."""
+        return (
+            (V @ self.features.T) * (s @ self.positions.T) @ jnp.asarray(self.inverse)
+        )

@@ -1,0 +1,110 @@
+"""Heads that are all alike, as one head."""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Float, PyTree
+
+from .._metric import is_euclidean, velocity_of
+from .._storage import storable
+from .._types import AnyArray
+
+
+@storable
+class SymmetricHeads(eqx.Module):
+    """A problem with h heads, restricted to heads that are equal: its parameters are
+    those of one head, with a leading axis of length one.
+
+    A flow that starts with equal heads keeps them equal, but integrated as it stands it
+    leaves them by rounding. Here there is nothing to leave: with L̄(θ) = L(θ, …, θ),
+
+        θ̇ = -∇_{θ_k} L = -∇L̄/h.
+    """
+
+    problem: Any
+    """A loss whose parameters all have the heads as their leading axis."""
+    heads: int = eqx.field(static=True)
+    _ranks: tuple[int, ...] = eqx.field(static=True)
+    """How many axes each of the parameters has."""
+
+    def __init__(self, problem: Any):
+        start = problem.init(0, 0.0)
+        sizes = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(start)}
+        if len(sizes) != 1 or sizes == {()}:
+            raise ValueError(
+                "`problem` must have the heads as the leading axis of all of its "
+                f"parameters, got leading axes {sorted(sizes)}."
+            )
+        self.problem = problem
+        self.heads = next(iter(sizes))[0]
+        self._ranks = tuple(jnp.ndim(leaf) for leaf in jax.tree.leaves(start))
+
+    def expand(self, params: PyTree) -> PyTree:
+        """The parameters of all heads; of a flow's, those at each of its times."""
+
+        leaves, structure = jax.tree.flatten(params)
+        copies = [
+            jnp.repeat(jnp.asarray(leaf), self.heads, axis=jnp.ndim(leaf) - rank)
+            for leaf, rank in zip(leaves, self._ranks, strict=True)
+        ]
+        return jax.tree.unflatten(structure, copies)
+
+    def average(self, params: PyTree) -> PyTree:
+        """One head: the mean of those of the problem's parameters. Scores average as
+        they stand, and attention that sums to one goes on doing so."""
+        self.problem.check(params)
+        return jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0, keepdims=True), params)
+
+    def init(self, seed: int = 0, scale: float = 1e-3) -> PyTree:
+        """The mean head of the problem's own start."""
+        return self.average(self.problem.init(seed, scale))
+
+    def check(self, params: Any) -> None:
+        """Raise a `ValueError` if `params` are not those of one head."""
+        for leaf in jax.tree.leaves(params):
+            if jnp.shape(leaf)[:1] != (1,):
+                raise ValueError(
+                    "`params` must be those of one head, with a leading axis of "
+                    f"length one, got shape {jnp.shape(leaf)}."
+                )
+        self.problem.check(self.expand(params))
+
+    def __call__(self, params: PyTree) -> Float[AnyArray, ""]:
+        return self.problem(self.expand(params))
+
+    def steepest_descent(self, params: PyTree, gradient: PyTree) -> PyTree:
+        """The velocity of each of the heads."""
+        of_each = self.expand(jax.tree.map(lambda g: g / self.heads, gradient))
+        velocity = velocity_of(self.problem, self.expand(params), of_each)
+        return jax.tree.map(lambda leaf: leaf[:1], velocity)
+
+    @property
+    def is_euclidean(self) -> bool:
+        """Whether the flow's Jacobian is symmetric: up to the factor 1/h, as the
+        problem's."""
+        return is_euclidean(self.problem)
+
+    @property
+    def floor(self) -> float:
+        return self.problem.floor
+
+    def conserved_terms(self, params: PyTree) -> dict[str, AnyArray]:
+        return self.problem.conserved_terms(self.expand(params))
+
+    def conserved(self, params: PyTree) -> dict[str, AnyArray]:
+        return self.problem.conserved(self.expand(params))
+
+    @property
+    def observables(self) -> dict[str, Callable[[PyTree], Any]]:
+        """Those of the problem, of all heads."""
+
+        def of_all(function: Callable) -> Callable[[PyTree], Any]:
+            return lambda params: function(self.expand(params))
+
+        return {name: of_all(f) for name, f in self.problem.observables.items()}
+
+    def stored_arguments(self) -> dict[str, Any]:
+        return {"problem": self.problem}

@@ -1,0 +1,92 @@
+"""Competition and cooperation of heads, by the patterns that they acquire."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PyTree
+
+from .._events import crossing
+from ._clock import Clock
+from ._stage import Acquisition, Stage
+
+HALF = 0.5
+
+
+class _Shares(eqx.Module):
+    """How much of each pattern each head holds, and how alike the heads are."""
+
+    loss: Any
+
+    def __call__(self, t: Any, params: PyTree) -> dict[str, Array]:
+        observables = self.loss.observables
+        return {
+            "shares": observables["pattern_shares"](params),
+            "overlap": jnp.min(observables["head_overlap"](params)),
+        }
+
+
+def competition_and_cooperation(
+    clock: Clock,
+) -> tuple[list[Stage], list[Acquisition], str]:
+    acquired = sorted(_acquisitions(clock), key=lambda a: a.t)
+    if not acquired:
+        return (
+            [],
+            [],
+            f"until t = {clock.end:g} no pattern is acquired: of none is half learned",
+        )
+    stages = []
+    for members, start, end in clock.stretches([a.t for a in acquired]):
+        group = [acquired[i] for i in members]
+        stages.append(
+            Stage(
+                "competitive" if group[0].overlap > HALF else "cooperative",
+                start,
+                end,
+                members[-1] + 1,
+                {
+                    "acquires": " and ".join(map(_said, group)),
+                    "at": group[0].t,
+                    "overlap": group[0].overlap,
+                },
+            )
+        )
+    return stages, acquired, ""
+
+
+def _said(acquisition: Acquisition) -> str:
+    heads = ", ".join(str(1 + k) for k in sorted(acquisition.heads))
+    by = f"head{'s' if len(acquisition.heads) > 1 else ''} {heads}"
+    return f"pattern {1 + acquisition.pattern} by {by}"
+
+
+def _acquisitions(clock: Clock) -> Iterator[Acquisition]:
+    watch = _Shares(clock.loss)
+    total = _total(clock.flow.along(watch, clock.mesh))
+    for j in range(total.shape[1]):
+        learned = total[:, j] > HALF
+        if learned[0] or not np.any(learned):
+            continue
+        i = int(np.argmax(learned))
+        begin, end = clock.mesh[i - 1 : i + 1]
+        t = crossing(
+            clock.flow, watch, begin, end, lambda seen, j=j: _total(seen)[:, j] - HALF
+        )
+        seen = clock.flow.along(watch, np.array([t]))
+        held = seen["shares"][0, :, j]
+        most_first = np.argsort(-held, kind="stable")
+        yield Acquisition(
+            pattern=j,
+            heads=tuple(int(k) for k in most_first if held[k] >= HALF * held.max()),
+            t=t,
+            overlap=float(seen["overlap"][0]),
+        )
+
+
+def _total(
+    seen: dict[str, Any],
+) -> Float[np.ndarray, "times patterns"]:
+    return seen["shares"].sum(axis=1)
