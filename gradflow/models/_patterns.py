@@ -18,14 +18,6 @@ class Patterns(eqx.Module):
     """A_j."""
     positions: Float[AnyArray, "patterns positions"]
     """α_j."""
-    inverse: Float[AnyArray, "patterns patterns"]
-    """Of the matrix of their inner products."""
-
-    def __init__(self, features: AnyArray, positions: AnyArray):
-        self.features, self.positions = features, positions
-        inner = (features @ features.T) * (positions @ positions.T)
-        # By JAX: of a chain they may be traced.
-        self.inverse = jnp.linalg.pinv(jnp.asarray(inner), hermitian=True)
 
     @staticmethod
     def of_columns(G: Float[np.ndarray, "features positions"]) -> "Patterns":
@@ -56,6 +48,6 @@ class Patterns(eqx.Module):
     ) -> Float[AnyArray, "heads patterns"]:
         """What each head adds to the coefficients of Ĝ = Σ_k V_k ⊗ s_k in the patterns,
         by orthogonal projection."""
-        return (
-            (V @ self.features.T) * (s @ self.positions.T) @ self.inverse
-        )
+        A, alpha = jnp.asarray(self.features), jnp.asarray(self.positions)
+        inner = (A @ A.T) * (alpha @ alpha.T)
+        return (V @ A.T) * (s @ alpha.T) @ jnp.linalg.pinv(inner, hermitian=True)

@@ -50,10 +50,10 @@ class TensorFactorisation(eqx.Module):
 
     target: Float[np.ndarray, "features positions"]
     """G."""
+    patterns: Patterns
+    """Columns of G in one direction, the strongest first."""
     heads: int = eqx.field(static=True)
     geometry: Literal["scores", "replicator"] = eqx.field(static=True)
-    _patterns: Patterns
-    """What the columns of G are: found here, as a traced target would not say."""
 
     def __init__(
         self,
@@ -78,9 +78,9 @@ class TensorFactorisation(eqx.Module):
                 f"`geometry` must be 'scores' or 'replicator', got {geometry!r}."
             )
         self.target = G
+        self.patterns = Patterns.of_columns(G)
         self.heads = _checks.whole_number("heads", heads)
         self.geometry = geometry
-        self._patterns = Patterns.of_columns(G)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -176,7 +176,7 @@ class TensorFactorisation(eqx.Module):
             "value_norms": lambda p: jnp.linalg.norm(p.V, axis=1),
             "position_loss": lambda p: 0.5 * jnp.sum(self.residual(p) ** 2, axis=0),
             "head_overlap": lambda p: head_overlap(p.V, self.attention(p)),
-            "pattern_shares": lambda p: self._patterns.shares(p.V, self.attention(p)),
+            "pattern_shares": lambda p: self.patterns.shares(p.V, self.attention(p)),
         }
 
     def stored_arguments(self) -> dict[str, Any]:
