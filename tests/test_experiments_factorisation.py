@@ -1,0 +1,148 @@
+"""The experiments on the tensor factorisation, at `--quick` size, against closed forms
+and SciPy."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from scipy.integrate import solve_ivp
+
+EXPERIMENTS = Path(__file__).parent.parent / "experiments"
+RATIO, HEADS, POSITIONS = 1.7, 3, 40
+SIZES = np.sqrt(50) * RATIO ** -np.arange(3.0)
+
+
+def results(name, out):
+    """What a script finds, from the file that it writes."""
+    done = subprocess.run(
+        [sys.executable, EXPERIMENTS / f"{name}.py", "--quick", "--out", out],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "NOT MET" not in done.stdout, done.stdout
+    assert (out / f"{name}.png").stat().st_size > 10_000
+    found = json.loads((out / f"{name}.json").read_text())
+    assert found["quick"] is True
+    assert all(claim["holds"] for claim in found["claims"])
+    return found["numbers"]
+
+
+def states(G, geometry, scale, times):
+    """V and s at the times, by SciPy on theory.md's equations, from the start of
+    `TensorFactorisation.init(seed=0, scale=scale)`."""
+    F, T = G.shape
+    a = scale * np.asarray(jax.random.normal(jax.random.key(0), (HEADS, T), float))
+
+    def softmax(a):
+        e = np.exp(a - a.max(axis=1, keepdims=True))
+        return e / e.sum(axis=1, keepdims=True)
+
+    attention = softmax if geometry == "scores" else (lambda s: s)
+
+    def field(_, y):
+        V = y[: HEADS * F].reshape(HEADS, F)
+        s = attention(y[HEADS * F :].reshape(HEADS, T))
+        R = G - V.T @ s
+        g = V @ R
+        moved = s * (g - np.sum(s * g, axis=1, keepdims=True))
+        return np.concatenate([(s @ R.T).ravel(), moved.ravel()])
+
+    first = a if geometry == "scores" else softmax(a)
+    y0 = np.concatenate([np.zeros(HEADS * F), first.ravel()])
+    ends = (0.0, float(times[-1]))
+    found = solve_ivp(field, ends, y0, "LSODA", t_eval=times, rtol=1e-10, atol=1e-13)
+    for y in found.y.T:
+        yield (
+            y[: HEADS * F].reshape(HEADS, F),
+            attention(y[HEADS * F :].reshape(HEADS, T)),
+        )
+
+
+def orthogonal():
+    G = np.zeros((3, POSITIONS))
+    G[:, :3] = np.diag(SIZES)
+    return G
+
+
+def test_heads_simulation(tmp_path):
+    found = results("heads_simulation", tmp_path)
+    np.testing.assert_allclose(found["sizes"], SIZES, rtol=1e-12)
+    levels = [0.5 * np.sum(SIZES[k:] ** 2) for k in range(4)]
+    np.testing.assert_allclose(found["levels"], levels, rtol=1e-12, atol=1e-15)
+    assert found["d"] == 50
+    assert np.max(np.abs(found["cosines"])) < 1e-12
+    for rows in found["geometries"].values():
+        assert rows["acquired"] == [0, 1, 2]
+        assert rows["names"] == ["competitive", "cooperative", "cooperative"]
+        assert sorted(rows["heads"][0]) == [0, 1, 2]
+        assert len({*rows["heads"][1], *rows["heads"][2]}) == 2
+        assert rows["overlaps"][0] > 0.99
+        assert np.max(rows["overlaps"][1:]) < 0.5
+        bounds = [0, *rows["boundaries"], 1e5]
+        for t, start, end in zip(rows["times"], bounds[:-1], bounds[1:], strict=True):
+            assert start < t < end
+        np.testing.assert_allclose(rows["plateau_losses"], levels[1:3], rtol=0.002)
+        assert 0 <= rows["final_loss"] < 1e-5 * levels[0]
+        assert rows["field_error"] < 1e-12
+        assert rows["energy_imbalance"] < 1e-6 * levels[0]
+
+
+def apart(V, s):
+    products = V[:, :, None] * s[:, None, :]
+    mean = products.mean(axis=0)
+    distance = np.sqrt(np.sum((products - mean) ** 2, axis=(1, 2)))
+    return distance.max() / np.linalg.norm(mean)
+
+
+def test_head_separation(tmp_path):
+    found = results("head_separation", tmp_path)
+    kappa = {
+        "scores": HEADS / (2 * POSITIONS * (RATIO**2 - 1)),
+        "replicator": HEADS / (RATIO**2 - 1),
+    }
+    for geometry, rows in found["geometries"].items():
+        times = np.array(rows["times"])
+        np.testing.assert_allclose(times, rows["predicted"], rtol=0.05)
+        # Each decade of 1/ε costs more than the last: faster than log(1/ε).
+        assert np.all(np.diff(times, 2) > 0)
+        slope = rows["root_slope"]
+        assert slope == pytest.approx(0.5 * kappa[geometry] ** -0.5, rel=0.2)
+        assert rows["overlap_gap"] < 1e-9
+        # By another solver, at the time of separation.
+        ((V, s),) = states(orthogonal(), geometry, rows["scales"][0], times[:1])
+        assert apart(V, s) == pytest.approx(0.1, rel=1e-3)
+    at = found["eigenvalue_times"][:1]
+    ((_, s),) = states(orthogonal(), "scores", 0.0, at)
+    assert found["predicted_eigenvalues"][0] == pytest.approx(
+        -SIZES[1] * s[0, 1], rel=1e-5
+    )
+    lowest = np.array(found["lowest_eigenvalues"])
+    assert np.all(np.diff(lowest) > 0)  # no fixed rate
+    np.testing.assert_allclose(lowest[-3:], found["predicted_eigenvalues"][-3:], 0.02)
+
+
+def test_stagewise_convergence(tmp_path):
+    found = results("stagewise_convergence", tmp_path)["geometries"]
+    first, others = SIZES[0] ** 2, SIZES[1:] ** 2
+    free = POSITIONS - len(SIZES)
+    sums, gaps = first + others, first - others
+    C = {
+        "scores": np.sqrt((free + np.sum(sums / gaps)) / (2 * POSITIONS)),
+        "replicator": np.sqrt(free / first + np.sum(sums / gaps**2)),
+    }
+    for geometry, n in (("scores", 0.5), ("replicator", 1.0)):
+        one = found[geometry]["laws"]["1"]
+        assert one["C_theory"] == pytest.approx(C[geometry], rel=1e-6)
+        assert one["C"] == pytest.approx(C[geometry], rel=0.02)
+        assert one["power"] == pytest.approx(1 + 1 / n, rel=0.01)
+        assert one["excess_power"] == pytest.approx(2, rel=0.01)
+        ends = [p["end"] for p in found[geometry]["plateaus"]]
+        starts = [p["start"] for p in found[geometry]["plateaus"]]
+        assert ends[:-1] == starts[1:]
+        for plateau in found[geometry]["plateaus"]:
+            assert plateau["power"] == pytest.approx(1 + 1 / n, rel=0.1)
