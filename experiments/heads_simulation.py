@@ -41,6 +41,7 @@ What does not hold:
   with `--quick`).
 """
 
+import itertools
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -175,7 +176,7 @@ def _plateau_losses(stages: gradflow.Stages) -> list[float]:
     """The loss where the flow is slowest between one acquisition and the next."""
     times = [a.t for a in stages.acquisitions]
     losses = []
-    for before, after in zip(times[:-1], times[1:], strict=True):
+    for before, after in itertools.pairwise(times):
         rests = [p for p in stages.plateaus if before < p.slowest < after]
         if rests:
             losses.append(min(rests, key=lambda p: p.speed).loss)
