@@ -32,8 +32,8 @@ with σ_m = Σ_k S_km,
 and for one head in scores C² = [T - h + Σ_{j>1} (α_1² + α_j²)/(α_1² - α_j²)]/(2T).
 That values follow at once takes attention that does not run ahead of them. Where it
 does, the replicator's is driven down by a factor of up to exp(-α²/2) while the values
-still relax, and the law holds from there on, with t + t_0 in place of t: at ‖A_1‖ = √50,
-as in experiment 10, D falls to 1e-10 within t = 30 and t_0 = 1e9. So ‖A_1‖ is 1 here.
+still relax, and the law holds from there on, with t + t_0 in place of t: of one head
+and ‖A_1‖ = √50, as in experiment 10, D falls to 1e-10 within t = 30. So ‖A_1‖ is 1 here.
 
 In the tool's own terms, L - L_k = ½Σ_i Q_iᵀ K_i Q_i is of order D², as is what is
 missing in the shares of known patterns. In scores the powers of the
