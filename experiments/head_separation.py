@@ -32,8 +32,8 @@ pattern j. Values follow at once, and (experiment 12)
 Deviations z_k and x_k, of V_k along A_2, with Σ_k x_k = Σ_k z_k = 0, do not change Ĝ.
 In the replicator geometry ẋ = ‖A_2‖q₂ z and ż = ‖A_2‖ x. In scores, with w_j = ‖A_j‖q_j
 and deviations y_j of a[j] and y_1 of a[1], ẋ_j = w_j(y_j - y_1), ẏ_j = w_j x_j and
-ẏ_1 = -Σ_j w_j x_j, as at position 1 G - Ĝ is -Σ_j q_jA_j: patterns 2 and 3 act together.
-The growth rates are
+ẏ_1 = -Σ_j w_j x_j, as at position 1 G - Ĝ is -Σ_j q_jA_j: patterns 2 and 3 act
+together. The growth rates are
 
     ‖A_2‖ √q₂ → (κ/t)^½ with κ = h/(r² - 1) (replicator),
     λ² = w₂² + w₃² + ((w₂² - w₃²)² + w₂²w₃²)^½ → κ/t with w_j² → h‖A_j‖²/(2T c_j t)
