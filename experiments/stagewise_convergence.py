@@ -279,9 +279,12 @@ def _claims(
         first = f"{geometry}, {k} head{'s' * (k > 1)}: "
         claims += [
             Claim(first + f"-dD_{k}/dt ∝ D^p, p", power, law.power, 0.01),
-            Claim(first + f"power of D_{k} in L - L_{k}", 2, law.excess_power, 0.01),
             Claim(first + f"C, D_{k} → C/t^n", law.C_theory, law.C, 0.1),
         ]
+        if k < PATTERNS:  # where all are known it is ½D² by definition
+            claims.append(
+                Claim(first + f"power of D_{k} in L - L_{k}", 2, law.excess_power, 0.01)
+            )
     return [
         *claims,
         *(
