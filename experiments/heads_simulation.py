@@ -343,6 +343,8 @@ def _draw_column(axes: Any, simulation: Simulation) -> None:
     for ax in axes:
         ax.set_xscale("log")
         ax.set_xlim(ts[0], ts[-1])
+    for ax in axes[:HEADS]:
+        ax.margins(y=0.2)  # room for the letter above a value of one
     axes[3].set_yscale("log")
     axes[3].set_ylim(1e-10 * target.sizes[0] ** 2, 3 * target.sizes[0] ** 2)
     shade_stages(axes, simulation.stages, named=axes[0])
