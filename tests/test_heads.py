@@ -206,11 +206,13 @@ def test_a_student_learns_its_teacher(tmp_path):
 #
 
 
-def target(features=6, positions=40, blocks=3, ratio=1.7):
+def target(features=6, positions=40, blocks=3, ratio=1.7, orthogonal=False):
     """Singleton blocks of geometric importance at the first positions."""
     G = np.zeros((features, positions))
     columns = np.random.default_rng(0).normal(size=(features, blocks))
     columns /= np.linalg.norm(columns, axis=0)
+    if orthogonal:
+        columns = np.linalg.qr(columns)[0]
     G[:, :blocks] = columns * ratio ** -np.arange(blocks)
     return G
 
@@ -279,7 +281,8 @@ def test_the_floor_is_what_so_many_heads_can_reach():
 def test_competition_and_cooperation(geometry):
     """Patterns are acquired in the order of importance: the first by all heads, as long
     as they are alike, the others by one each."""
-    problem = gradflow.TensorFactorisation(target(), 3, geometry)
+    G = target(orthogonal=True)
+    problem = gradflow.TensorFactorisation(G, 3, geometry)
     flow = gradflow.integrate(problem, problem.init(seed=0, scale=1e-3), 1e5)
     stages = gradflow.find_stages(flow)
     assert stages.names == ("competitive", "cooperative", "cooperative")
@@ -295,8 +298,8 @@ def test_competition_and_cooperation(geometry):
         # Half of the pattern, by the target itself.
         params = flow.at(a.t)
         s = np.asarray(problem.attention(params))
-        found = (np.asarray(params.V).T @ s)[:, a.pattern] @ target()[:, a.pattern]
-        assert found == pytest.approx(0.5 * np.sum(target()[:, a.pattern] ** 2))
+        found = (np.asarray(params.V).T @ s)[:, a.pattern] @ G[:, a.pattern]
+        assert found == pytest.approx(0.5 * np.sum(G[:, a.pattern] ** 2))
     assert "pattern 1 by heads 1, 2, 3" in str(stages)
     assert f"by head {1 + acquired[1].heads[0]}" in str(stages)
 
