@@ -305,12 +305,14 @@ def test_competition_and_cooperation(geometry):
 
 
 def test_stages_on_an_exact_chain():
-    chain = HighOrderChain.random(3, (1, 1), seed=3, scale=2.0)
-    problem = Problem(PositionalHeads(3, 2, 2), AllContexts(chain))
-    flow = gradflow.integrate(problem, problem.init(0, 1e-3), 2e3)
+    chain = HighOrderChain.random(3, (1, 1), ratio=3.0, seed=1, scale=3.0)
+    problem = Problem(PositionalHeads(3, 2, 2), AllContexts(chain, "uniform"))
+    flow = gradflow.integrate(problem, problem.init(0, 1e-3), 2e3, rtol=1e-6)
     stages = gradflow.find_stages(flow)
     assert [a.pattern for a in stages.acquisitions] == [0, 1]
     assert stages.names == ("competitive", "cooperative")
+    assert stages.acquisitions[0].heads in [(0, 1), (1, 0)]
+    assert len(stages.acquisitions[1].heads) == 1
 
 
 def test_shares_are_the_coefficients_of_the_projection():
