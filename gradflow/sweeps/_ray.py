@@ -1,0 +1,178 @@
+"""Workers on a Ray cluster, the one that is there or a local one. Only here is Ray
+imported, and only when it is asked for."""
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from .. import _checks
+from . import _worker
+from ._local import Outcome, SweepError, single_threaded
+from ._worker import Shipped
+
+
+class RayWorkers:
+    """Tasks on Ray's workers, which keep what they load from one point to the next.
+
+    **Arguments:**
+
+    - `workers`: how many points are under way at once; by default as many as the
+        cluster's resources allow.
+    - `cpus`, `gpus`: what Ray sets aside for each.
+    - `runtime_env`: Ray's description of code and environment to ship.
+    """
+
+    def __init__(
+        self,
+        workers: int | None = None,
+        *,
+        cpus: float = 1.0,
+        gpus: float = 0.0,
+        runtime_env: dict[str, Any] | None = None,
+    ):
+        self._workers = (
+            None if workers is None else _checks.whole_number("workers", workers)
+        )
+        self._cpus = _checks.positive_number("cpus", cpus, zero_allowed=True)
+        self._gpus = _checks.positive_number("gpus", gpus, zero_allowed=True)
+        if self._cpus == 0 and self._gpus == 0:
+            raise ValueError("`cpus` must be positive where `gpus` is 0, got 0.")
+        if runtime_env is not None and not isinstance(runtime_env, dict):
+            raise ValueError(
+                f"`runtime_env` must be a dictionary, got {type(runtime_env).__name__}."
+            )
+        self._environment = _environment(runtime_env or {}, self._cpus, self._gpus)
+        self._ours = False
+
+    def __enter__(self) -> "RayWorkers":
+        try:
+            import ray
+        except ModuleNotFoundError as error:
+            raise ValueError(
+                "`engine` must be one that is installed, got 'ray', which is not: pip "
+                "install gradflow[ray]."
+            ) from error
+        self._ray = ray
+        if not ray.is_initialized():
+            # The cluster that RAY_ADDRESS or Ray's own notes name, else a new one.
+            ray.init(log_to_driver=False)
+            self._ours = True
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._ours:
+            self._ray.shutdown()
+
+    def _remote(self, function: Callable, retries: int) -> Callable[..., Any]:
+        return (
+            self._ray.remote(function)
+            .options(
+                num_cpus=self._cpus,
+                num_gpus=self._gpus,
+                max_retries=retries,
+                runtime_env=self._environment,
+            )
+            .remote
+        )
+
+    def start(self, task: Shipped, points: int, retries: int) -> None:
+        """See that a worker can load `task`."""
+        self._check_resources()
+        try:
+            problem = self._ray.get(self._remote(_load, retries)(task))
+        except self._ray.exceptions.RayError as error:
+            raise SweepError(f"Ray could not start a worker: {error}") from error
+        if problem is not None:
+            raise ValueError(
+                "`task` must be a function that a worker process can load, but there "
+                f"it raised {problem}"
+            )
+
+    def _check_resources(self) -> None:
+        there = self._ray.cluster_resources()
+        for name, kind, wanted in (
+            ("cpus", "CPU", self._cpus),
+            ("gpus", "GPU", self._gpus),
+        ):
+            if wanted > there.get(kind, 0):
+                raise ValueError(
+                    f"`{name}` must be at most what the Ray cluster has, "
+                    f"{there.get(kind, 0):g}, got {wanted:g}."
+                )
+
+    def run(
+        self, task: Shipped, labels: Iterator[dict[str, Any]], retries: int
+    ) -> Iterator[Outcome]:
+        """The outcome at each of `labels` as it comes."""
+        ray = self._ray
+        compute = self._remote(_compute, retries)
+        shipped = ray.put(task)
+        under_way: dict[Any, dict[str, Any]] = {}
+        try:
+            while True:
+                while len(under_way) < self._at_once():
+                    label = next(labels, None)
+                    if label is None:
+                        break
+                    under_way[compute(shipped, label)] = label
+                if not under_way:
+                    return
+                for reference in ray.wait(list(under_way), num_returns=1)[0]:
+                    label = under_way.pop(reference)
+                    try:
+                        answer = ray.get(reference)
+                    except ray.exceptions.RayError as error:  # died, and retries too
+                        reason = str(error).strip().partition("\n")[0]
+                        answer = "failed", (f"the worker died: {reason}", str(error))
+                    yield Outcome(label["point"], *answer)
+        finally:
+            for reference in under_way:
+                ray.cancel(reference, force=True)
+
+    def _at_once(self) -> int:
+        """Points under way: one on each worker and one waiting, so that none idles."""
+        if self._workers is not None:
+            return self._workers
+        there = self._ray.cluster_resources()
+        room = [
+            there.get(kind, 0) / wanted
+            for kind, wanted in (("CPU", self._cpus), ("GPU", self._gpus))
+            if wanted
+        ]
+        return max(1, 2 * int(min(room)))
+
+
+def _environment(given: dict[str, Any], cpus: float, gpus: float) -> dict[str, Any]:
+    """What the user ships, and one thread for a worker of one core."""
+    if cpus > 1 or gpus:
+        return given
+    variables = {
+        "XLA_FLAGS": single_threaded(os.environ.get("XLA_FLAGS", "")),
+        **given.get("env_vars", {}),
+    }
+    return {**given, "env_vars": variables}
+
+
+_loaded: dict[Shipped, Callable] = {}
+
+
+def _task(shipped: Shipped) -> Callable:
+    if shipped not in _loaded:
+        _loaded[shipped] = _worker.load(shipped)
+    return _loaded[shipped]
+
+
+def _load(shipped: Shipped) -> str | None:
+    """On a worker: what goes wrong when the task is loaded."""
+    import traceback
+
+    try:
+        _task(shipped)
+    except BaseException:
+        return traceback.format_exc()
+    return None
+
+
+def _compute(shipped: Shipped, label: dict[str, Any]) -> tuple[str, Any]:
+    """On a worker: one point."""
+    return _worker.compute(_task(shipped), label)
