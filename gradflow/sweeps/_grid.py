@@ -222,7 +222,9 @@ def merge(grids: Sequence[Grid]) -> Grid:
 
 def _merged_axis(parts: list[list[Value]]) -> list[Value]:
     union = {_canonical(v): v for part in reversed(parts) for v in part}
-    merged = [union[c] for c in dict.fromkeys(_canonical(v) for p in parts for v in p)]
+    merged: list[Value] = [
+        union[c] for c in dict.fromkeys(_canonical(v) for p in parts for v in p)
+    ]
     if {type(value) for value in merged} == {int, float}:
         merged = [float(value) for value in merged]
     numbers = all(type(value) in (int, float) for value in merged)

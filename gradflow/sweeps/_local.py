@@ -7,7 +7,7 @@ import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -109,14 +109,13 @@ class LocalWorkers:
 
     def run(
         self, task: Shipped, labels: Iterator[dict[str, Any]], retries: int
-    ) -> Iterator[Outcome]:
+    ) -> Generator[Outcome, None, None]:
         """The outcome at each of `labels` as it comes. Workers that are still busy when
         the caller has had enough are killed."""
         busy = [worker for worker in self._workers if worker.has_loaded(task)]
         feed = _Feed(labels)
-        # Bounded, as results that wait for the disk take memory.
-        outcomes: queue.Queue[Outcome | BaseException | None]
-        outcomes = queue.Queue(2 * len(busy))
+        # Room for one: what waits for the disk is lost if this process is killed.
+        outcomes: queue.Queue[Outcome | BaseException | None] = queue.Queue(1)
         threads = [
             threading.Thread(
                 target=worker.serve, args=(task, feed, outcomes, retries), daemon=True

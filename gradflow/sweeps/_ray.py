@@ -2,7 +2,7 @@
 imported, and only when it is asked for."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 from .. import _checks
@@ -46,16 +46,17 @@ class RayWorkers:
 
     def __enter__(self) -> "RayWorkers":
         try:
-            import ray
+            import ray  # pyright: ignore[reportMissingImports] (an extra)
+            import ray.exceptions  # pyright: ignore[reportMissingImports]
         except ModuleNotFoundError as error:
             raise ValueError(
                 "`engine` must be one that is installed, got 'ray', which is not: pip "
                 "install gradflow[ray]."
             ) from error
-        self._ray = ray
+        self._ray: Any = ray
         if not ray.is_initialized():
             # The cluster that RAY_ADDRESS or Ray's own notes name, else a new one.
-            ray.init(log_to_driver=False)
+            ray.init(log_to_driver=False, include_dashboard=False)
             self._ours = True
         return self
 
@@ -102,7 +103,7 @@ class RayWorkers:
 
     def run(
         self, task: Shipped, labels: Iterator[dict[str, Any]], retries: int
-    ) -> Iterator[Outcome]:
+    ) -> Generator[Outcome, None, None]:
         """The outcome at each of `labels` as it comes."""
         ray = self._ray
         compute = self._remote(_compute, retries)
@@ -119,15 +120,17 @@ class RayWorkers:
                     return
                 for reference in ray.wait(list(under_way), num_returns=1)[0]:
                     label = under_way.pop(reference)
-                    try:
-                        answer = ray.get(reference)
-                    except ray.exceptions.RayError as error:  # died, and retries too
-                        reason = str(error).strip().partition("\n")[0]
-                        answer = "failed", (f"the worker died: {reason}", str(error))
-                    yield Outcome(label["point"], *answer)
+                    yield Outcome(label["point"], *self._answer(reference))
         finally:
             for reference in under_way:
                 ray.cancel(reference, force=True)
+
+    def _answer(self, reference: Any) -> tuple[str, Any]:
+        try:
+            return self._ray.get(reference)
+        except self._ray.exceptions.RayError as error:  # it died, as did the retries
+            reason = str(error).strip().partition("\n")[0]
+            return "failed", (f"the worker died: {reason}", str(error))
 
     def _at_once(self) -> int:
         """Points under way: one on each worker and one waiting, so that none idles."""

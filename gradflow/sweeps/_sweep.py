@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 ENGINES = ("local", "ray")
 
+LISTED = 10
+"""Failures that the summary of a sweep lists."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
@@ -51,8 +54,10 @@ class Sweep:
             f"computed         {self.computed:,}",
             f"reused           {self.reused:,}",
             f"failed           {len(self.failures):,}",
-            *(f"  {failure}" for failure in self.failures),
+            *(f"  {failure}" for failure in self.failures[:LISTED]),
         ]
+        if len(self.failures) > LISTED:
+            lines.append(f"  … and {len(self.failures) - LISTED:,} more")
         if self.damaged:
             lines.append(f"damaged          {len(self.damaged):,}, computed again")
             lines += [f"  {path}" for path in self.damaged]
