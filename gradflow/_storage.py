@@ -190,7 +190,7 @@ def read(path: str | os.PathLike, build: Callable[[dict[str, Any]], _T]) -> _T:
     return built(path, lambda: build(unpack(packed, arrays)))
 
 
-def decode(file: IO[bytes], path: Path) -> tuple[Any, dict[str, np.ndarray]]:
+def decode(file: io.BufferedIOBase, path: Path) -> tuple[Any, dict[str, np.ndarray]]:
     """What `unpack` takes, from the contents of the file at `path`, checked."""
     try:
         members = dict(np.load(file, allow_pickle=False))

@@ -18,8 +18,7 @@ TIME = "time"
 
 def open_dataset(store: Store) -> xarray.Dataset:
     """The dataset of `store`; xarray keeps in memory what was read once."""
-    dataset = xarray.open_dataset(str(store.path), engine=_Backend)
-    return dataset
+    return xarray.open_dataset(str(store.path), engine=_Backend)
 
 
 class _Backend(BackendEntrypoint):

@@ -14,20 +14,20 @@ from ._grid import Point, Value
 Law = Callable[[np.random.Generator], Any]
 
 
-def uniform(low: float, high: float) -> Law:
+def uniform(low: Checked[float], high: Checked[float]) -> Law:
     """Numbers between `low` and `high`, all equally likely."""
     low, high = _bounds(low, high)
     return lambda generator: generator.uniform(low, high)
 
 
-def log_uniform(low: float, high: float) -> Law:
+def log_uniform(low: Checked[float], high: Checked[float]) -> Law:
     """Positive numbers between `low` and `high`, whose logarithm is uniform."""
     low = _checks.positive_number("low", low)
     low, high = _bounds(low, high)
     return lambda generator: math.exp(generator.uniform(math.log(low), math.log(high)))
 
 
-def integers(low: int, high: int) -> Law:
+def integers(low: Checked[int], high: Checked[int]) -> Law:
     """Whole numbers from `low` to below `high`, all equally likely."""
     low = _checks.whole_number("low", low, least=-(2**63))
     high = _checks.whole_number("high", high, least=low + 1)
