@@ -70,6 +70,20 @@ def surroundings(point):
     }
 
 
+def flow(point):
+    """The flow of a bowl, w(t) = w(0) exp(-2t)."""
+    import numpy as np
+
+    import gradflow
+
+    start = np.full(2, float(point["a"]))
+    return gradflow.integrate(bowl, start, 1.0, ts=[0.0, 0.5, 1.0], solver="tsit5")
+
+
+def bowl(w):
+    return (w**2).sum()
+
+
 def forked_sweep(grid, store, log):
     """A sweep in a process of its own, made from one that has gradflow loaded."""
     import gradflow

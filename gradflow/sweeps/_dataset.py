@@ -48,16 +48,16 @@ def _dataset(store: Store) -> xarray.Dataset:
         dims = grid.names
         shape = tuple(len(values) for values in grid.axes.values())
         coords = {name: np.array(values) for name, values in grid.axes.items()}
-    files = [store.file(key) if key in summaries else None for key in keys]
+    found = np.array([key if key in summaries else None for key in keys], object)
     outlines = [summaries.get(key) for key in keys]
-    table = _Table(dims, shape, np.array(files, dtype=object), outlines)
+    table = _Table(store, dims, found.reshape(shape), outlines)
     taken = {*coords, *dims}
     variables = {
         f"result.{name}" if name in taken else name: variable
         for name in table.names()
         if (variable := table.variable(name)) is not None
     }
-    computed = np.array([file is not None for file in files]).reshape(shape)
+    computed = np.not_equal(table.keys, None).astype(bool)
     variables.setdefault("computed", xarray.Variable(dims, computed))
     attributes = {"task": store.task, "version": store.version}
     return xarray.Dataset(variables, coords, attributes)
@@ -68,12 +68,12 @@ class _Table:
 
     def __init__(
         self,
+        store: Store,
         dims: tuple[str, ...],
-        shape: tuple[int, ...],
-        files: np.ndarray,
+        keys: np.ndarray,
         summaries: list[dict[str, Any] | None],
     ):
-        self.dims, self.shape, self.files = dims, shape, files
+        self.store, self.dims, self.keys = store, dims, keys
         self.rows = [None if s is None else s["variables"] for s in summaries]
         self.kinds = {s["kind"] for s in summaries if s is not None}
 
@@ -101,18 +101,18 @@ class _Table:
         dtype = np.result_type(*{np.dtype(cell[0]) for cell in found})
         if dtype.kind != "f" and not (whole and np.all(shapes == inner)):
             dtype = np.dtype(np.float64)  # which has a NaN for what is missing
-        array = _LazyResults(self.files.reshape(self.shape), name, inner, dtype)
+        array = _LazyResults(self.store, self.keys, name, inner, dtype)
         lazy = indexing.LazilyIndexedArray(array)
         return xarray.Variable((*self.dims, *self._inner_dims(name, inner)), lazy)
 
     def _numbers(self, cells: list, found: list, whole: bool) -> np.ndarray:
         if whole:
-            return np.array(cells).reshape(self.shape)
+            return np.array(cells).reshape(self.keys.shape)
         numbers = np.full(len(cells), np.nan)
         for i, cell in enumerate(cells):
             if cell is not None:
                 numbers[i] = cell
-        return numbers.reshape(self.shape)
+        return numbers.reshape(self.keys.shape)
 
     def _inner_dims(self, name: str, inner: tuple[int, ...]) -> tuple[str, ...]:
         own = [f"{name}_{i}" for i in range(len(inner))]
@@ -125,10 +125,15 @@ class _LazyResults(BackendArray):
     """One array of every result: the axes of the grid, then its own."""
 
     def __init__(
-        self, files: np.ndarray, name: str, inner: tuple[int, ...], dtype: np.dtype
+        self,
+        store: Store,
+        keys: np.ndarray,
+        name: str,
+        inner: tuple[int, ...],
+        dtype: np.dtype,
     ):
-        self.files, self.name, self.inner = files, name, inner
-        self.shape = (*files.shape, *inner)
+        self.store, self.keys, self.name, self.inner = store, keys, name, inner
+        self.shape = (*keys.shape, *inner)
         self.dtype = dtype
 
     def __getitem__(self, key: indexing.ExplicitIndexer) -> np.ndarray:
@@ -139,22 +144,21 @@ class _LazyResults(BackendArray):
     def _read(self, key: tuple[Any, ...]) -> np.ndarray:
         """The part at `key` (numbers, slices and lists, each for its own axis), for
         which only the files at its points are read."""
-        depth = self.files.ndim
-        files = _outer(self.files, key[:depth])
-        if not isinstance(files, np.ndarray):
-            return self._one(files, key[depth:])
-        parts = [self._one(file, key[depth:]) for file in files.ravel()]
-        inner = _outer(np.empty(self.inner, dtype=bool), key[depth:])
-        part = np.empty((files.size, *np.shape(inner)), self.dtype)
-        for i, value in enumerate(parts):
-            part[i] = value
-        return part.reshape(*files.shape, *np.shape(inner))
+        depth = self.keys.ndim
+        keys = _outer(self.keys, key[:depth])
+        if not isinstance(keys, np.ndarray):
+            return self._one(keys, key[depth:])
+        inner = _outer(np.empty(self.inner, dtype=bool), key[depth:]).shape
+        part = np.empty((keys.size, *inner), self.dtype)
+        for i, one in enumerate(keys.ravel()):
+            part[i] = self._one(one, key[depth:])
+        return part.reshape(*keys.shape, *inner)
 
-    def _one(self, file: Path | None, key: tuple[Any, ...]) -> np.ndarray:
+    def _one(self, result: str | None, key: tuple[Any, ...]) -> np.ndarray:
         padding = np.nan if self.dtype.kind == "f" else 0
         whole = np.full(self.inner, padding, self.dtype)
-        if file is not None:
-            _, variables = _result.variables(file)
+        if result is not None:
+            _, variables = _result.variables(self.store.file(result))
             if self.name in variables:
                 array = variables[self.name]
                 whole[tuple(slice(n) for n in array.shape)] = array

@@ -2,6 +2,7 @@
 imported, and only when it is asked for."""
 
 import os
+import traceback
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
@@ -41,7 +42,8 @@ class RayWorkers:
             raise ValueError(
                 f"`runtime_env` must be a dictionary, got {type(runtime_env).__name__}."
             )
-        self._environment = _environment(runtime_env or {}, self._cpus, self._gpus)
+        self._environment = runtime_env or {}
+        self._single = self._cpus <= 1 and self._gpus == 0
         self._ours = False
 
     def __enter__(self) -> "RayWorkers":
@@ -80,7 +82,7 @@ class RayWorkers:
         """See that a worker can load `task`."""
         self._check_resources()
         try:
-            problem = self._ray.get(self._remote(_load, retries)(task))
+            problem = self._ray.get(self._remote(_load, retries)(task, self._single))
         except self._ray.exceptions.RayError as error:
             raise SweepError(f"Ray could not start a worker: {error}") from error
         if problem is not None:
@@ -115,7 +117,7 @@ class RayWorkers:
                     label = next(labels, None)
                     if label is None:
                         break
-                    under_way[compute(shipped, label)] = label
+                    under_way[compute(shipped, self._single, label)] = label
                 if not under_way:
                     return
                 for reference in ray.wait(list(under_way), num_returns=1)[0]:
@@ -145,37 +147,33 @@ class RayWorkers:
         return max(1, 2 * int(min(room)))
 
 
-def _environment(given: dict[str, Any], cpus: float, gpus: float) -> dict[str, Any]:
-    """What the user ships, and one thread for a worker of one core."""
-    if cpus > 1 or gpus:
-        return given
-    variables = {
-        "XLA_FLAGS": single_threaded(os.environ.get("XLA_FLAGS", "")),
-        **given.get("env_vars", {}),
-    }
-    return {**given, "env_vars": variables}
-
+#
+# On Ray's workers
+#
 
 _loaded: dict[Shipped, Callable] = {}
 
 
-def _task(shipped: Shipped) -> Callable:
+def _task(shipped: Shipped, single: bool) -> Callable:
+    """The task, loaded once; `single` for a worker that has one core."""
     if shipped not in _loaded:
+        if single:
+            # JAX is imported by now but looks at its flags when it first computes. Ray
+            # itself limits the threads of linear algebra.
+            os.environ["XLA_FLAGS"] = single_threaded(os.environ.get("XLA_FLAGS", ""))
         _loaded[shipped] = _worker.load(shipped)
     return _loaded[shipped]
 
 
-def _load(shipped: Shipped) -> str | None:
-    """On a worker: what goes wrong when the task is loaded."""
-    import traceback
-
+def _load(shipped: Shipped, single: bool) -> str | None:
+    """What goes wrong when the task is loaded."""
     try:
-        _task(shipped)
+        _task(shipped, single)
     except BaseException:
         return traceback.format_exc()
     return None
 
 
-def _compute(shipped: Shipped, label: dict[str, Any]) -> tuple[str, Any]:
-    """On a worker: one point."""
-    return _worker.compute(_task(shipped), label)
+def _compute(shipped: Shipped, single: bool, label: dict[str, Any]) -> tuple[str, Any]:
+    """One point."""
+    return _worker.compute(_task(shipped, single), label)

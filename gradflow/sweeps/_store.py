@@ -277,11 +277,11 @@ class Store:
             lines = (self.path / "index.jsonl").read_bytes().split(b"\n")
         except FileNotFoundError:
             return
-        for line in lines:
-            checksum, _, text = line.partition(b" ")
-            if text and checksum == _checksum(text):
-                entry = json.loads(text)
-                yield entry["key"], entry
+        parts = (line.partition(b" ") for line in lines)
+        sound = [text for checksum, _, text in parts if checksum == _checksum(text)]
+        # Together, which is faster than one by one.
+        for entry in json.loads(b"[" + b",".join(sound) + b"]"):
+            yield entry["key"], entry
 
     def _append(self, lines: list[bytes]) -> None:
         # In one write, so that two sweeps do not mix their lines, and with a line end
