@@ -684,6 +684,11 @@ def test_killed_at_random_moments(tmp_path, log, forking):
     process.join(60)
     assert process.exitcode == 0
 
+    # No worker outlives its parent, however that died.
+    deadline = time.monotonic() + 10
+    while any(Path(f"/proc/{pid}").exists() for pid, _ in computed(log)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
     points = [point for _, point in computed(log)]
     assert set(points) == stored(store, grid)
     assert len(stored(store, grid)) == 200

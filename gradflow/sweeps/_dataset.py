@@ -57,7 +57,7 @@ def _dataset(store: Store) -> xarray.Dataset:
         for name in table.names()
         if (variable := table.variable(name)) is not None
     }
-    computed = np.not_equal(table.keys, None).astype(bool)
+    computed = np.array([key in summaries for key in keys]).reshape(shape)
     variables.setdefault("computed", xarray.Variable(dims, computed))
     attributes = {"task": store.task, "version": store.version}
     return xarray.Dataset(variables, coords, attributes)
