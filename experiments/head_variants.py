@@ -1,0 +1,240 @@
+"""Experiment 14: what changes the order in which heads pick up blocks, and when.
+
+The student and its teacher are those of experiment 13, with vocabulary 3, spans 2, 2, 2,
+and a head for each block: 729 contexts, all counted. One thing is varied at a time from
+ratio r = 1.7, initial scale ε = 1e-3, the nearest block the strongest, α = (½, ½):
+
+- initial scale ε in {0, 1e-3, 1e-6, 1e-9}, where 0 means heads that are exactly alike;
+- ratio r in {1, 1.3, 1.5, 1.7};
+- importance reversed: the farthest block is the strongest;
+- weights α = (0.7, 0.3) within each block;
+- overlapping blocks: stride 1 with spans of 2, lags (1,2), (2,3), (3,4), and one head
+  more than blocks.
+
+A block is acquired when its share, the coefficient of A_j ⊗ α_j in Σ_k V_k ⊗ s_k, passes
+one half, by the heads that then hold at least half as much of it as the one that holds
+most (`gradflow.find_stages`).
+
+Claims. (1) The order of acquisition is the order of importance, for every ε > 0, for
+reversed importance (the far block first) and for r > 1. At r = 1 all blocks have one
+norm, theory names no order, and what happens is reported only. (2) As ε → 0 the first
+acquisition tends to a time of its own, that of symmetric heads, while the second comes
+ever later: the heads must part first. At ε = 0 they never do, but for rounding.
+(3) Attention within a block ends at α: for a head on block j, s_k[i]/Σ_{I(j)} s_k → α_i.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+from _common import Claim, Measurement, run
+from _students import COLOURS, Followed, follow, student_of
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+import gradflow
+
+STRENGTH = 3.0
+SEED = 0
+HORIZON = 1e6
+
+
+class Variant(NamedTuple):
+    name: str
+    options: Mapping[str, Any] = MappingProxyType({})
+    scale: float = 1e-3
+    heads: int | None = None
+
+
+def variants(quick: bool) -> list[Variant]:
+    uneven = {"weights": (0.7, 0.3)}
+    scales = (0.0, 1e-3, 1e-6) if quick else (0.0, 1e-3, 1e-6, 1e-9)
+    ratios = (1.0,) if quick else (1.0, 1.3, 1.5)
+    return [
+        *(Variant(f"ε = {scale:g}", scale=scale) for scale in scales),
+        *(Variant(f"r = {ratio:g}", {"ratio": ratio}) for ratio in ratios),
+        Variant("reversed", {"reverse": True}),
+        Variant("α = (0.7, 0.3)", uneven),
+        Variant("overlapping, 4 heads", {"stride": 1}, heads=4),
+    ]
+
+
+class Result(NamedTuple):
+    variant: Variant
+    chain: gradflow.HighOrderChain
+    followed: Followed
+
+
+def measure(quick: bool) -> Measurement:
+    results = {v.name: _follow(v) for v in variants(quick)}
+    symmetric, base = results["ε = 0"], results["ε = 0.001"]
+    small = [results[v.name] for v in variants(quick) if 0 < v.scale < 1e-3]
+    ordered = [
+        r
+        for r in results.values()
+        if r.variant.scale > 0 and r.variant.options.get("ratio") != 1
+    ]
+    uneven = results["α = (0.7, 0.3)"]
+    claims = [
+        *(
+            Claim(
+                f"{r.variant.name}: blocks acquired in the order of importance",
+                r.chain.blocks,
+                _in_order(r),
+                0,
+            )
+            for r in ordered
+        ),
+        Claim(
+            "reversed: first block acquired",
+            results["reversed"].chain.blocks,
+            results["reversed"].followed.order[0],
+            0,
+        ),
+        *(
+            Claim(
+                f"{r.variant.name}: first acquisition as of symmetric heads",
+                _time(symmetric, 0),
+                _time(r, 0),
+                1e-3,
+            )
+            for r in (base, *small)
+        ),
+        Claim("ε = 0: blocks acquired", 1, len(symmetric.followed.order), 0),
+        Claim("ε = 0: head overlap in the end", 1, _overlap(symmetric), 1e-9),
+        *(
+            Claim(f"α = (0.7, 0.3): head {1 + k} within its block", 0.7, within, 0.01)
+            for k, within in enumerate(_first_within_block(uneven))
+        ),
+        Claim(
+            "smaller ε with an earlier second acquisition",
+            0,
+            int(np.sum(np.diff([_time(r, 1) for r in (base, *small)]) <= 0)),
+            0,
+        ),
+    ]
+    numbers = {
+        "horizon": HORIZON,
+        "strength": STRENGTH,
+        "variants": {
+            name: {
+                "scale": r.variant.scale,
+                "importance": 1 + r.chain.importance,
+                "acquisitions": r.followed.acquisitions,
+                "names": r.followed.stages.names,
+                "final_attention": r.followed.seen["attention"][-1],
+                "final_excess": _excess(r),
+                "final_overlap": _overlap(r),
+            }
+            for name, r in results.items()
+        },
+    }
+    return Measurement(claims, numbers, results, _table(results))
+
+
+def _follow(variant: Variant) -> Result:
+    options = {"ratio": 1.7, "seed": SEED, "scale": STRENGTH, **variant.options}
+    chain = gradflow.HighOrderChain.random(3, (2, 2, 2), **options)
+    problem = student_of(chain, variant.heads)
+    return Result(variant, chain, follow(problem, scale=variant.scale, t1=HORIZON))
+
+
+def _in_order(result: Result) -> int:
+    """How many blocks were acquired in their place."""
+    importance = [1 + int(j) for j in result.chain.importance]
+    return sum(a == b for a, b in zip(result.followed.order, importance, strict=False))
+
+
+def _time(result: Result, index: int) -> float:
+    """Of an acquisition; NaN where there is none."""
+    acquired = result.followed.acquisitions
+    return acquired[index]["t"] if index < len(acquired) else float("nan")
+
+
+def _overlap(result: Result) -> float:
+    return float(np.min(result.followed.seen["head_overlap"][-1]))
+
+
+def _excess(result: Result) -> float:
+    return float(result.followed.flow.loss[-1]) - result.chain.entropy_rate
+
+
+def _first_within_block(result: Result) -> list[float]:
+    """For each head, what part of its attention to its block is on the nearer lag."""
+    blocks = result.chain.pattern > 0
+    found = []
+    for s in result.followed.seen["attention"][-1]:
+        lags = np.flatnonzero(blocks[np.argmax(blocks @ s)])
+        found.append(float(s[lags[0]] / s[lags].sum()))
+    return found
+
+
+def _table(results: dict[str, Result]) -> str:
+    width = max(map(len, results))
+    lines = [f"{'':{width}}  {'excess':>8} {'overlap':>8}  block at time by heads"]
+    for name, r in results.items():
+        said = "; ".join(
+            f"{a['block']} at {a['t']:.4g} by {_heads(a)}"
+            for a in r.followed.acquisitions
+        )
+        lines.append(
+            f"{name:{width}}  {_excess(r):>8.1e} {_overlap(r):>8.3g}  {said or 'none'}"
+        )
+    return "\n".join(lines)
+
+
+def _heads(acquisition: dict[str, Any]) -> str:
+    return "+".join(map(str, sorted(acquisition["heads"])))
+
+
+def draw(measurement: Measurement) -> Figure:
+    results = measurement.data
+    columns = 4 if len(results) > 6 else 3
+    rows = -(-len(results) // columns)
+    figure = Figure(figsize=(3.3 * columns, 2.7 * rows + 0.5), layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.06, h_pad=0.06)  # pyright: ignore
+    axes: Any = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    for ax, (name, result) in zip(axes.flat, results.items(), strict=False):
+        _draw_variant(ax, name, result)
+    for ax in list(axes.flat)[len(results) :]:
+        ax.set_visible(False)
+    for ax in list(axes.flat)[max(0, len(results) - columns) : len(results)]:
+        ax.set_xlabel("time $t$")
+        ax.tick_params(labelbottom=True)
+    for ax in axes[:, 0]:
+        ax.set_ylabel("share learned")
+    figure.legend(
+        *axes.flat[0].get_legend_handles_labels(),
+        loc="outside lower center",
+        ncols=3,
+        fontsize="small",
+    )
+    return figure
+
+
+def _draw_variant(ax: Axes, name: str, result: Result) -> None:
+    followed = result.followed
+    total = followed.seen["pattern_shares"].sum(axis=1)
+    for j in range(total.shape[1]):
+        ax.plot(followed.ts, total[:, j], color=COLOURS[j], label=f"block {1 + j}")
+    for a in followed.acquisitions:
+        ax.plot([a["t"]], [0.5], "o", color=COLOURS[a["block"] - 1], markersize=4)
+        ax.annotate(
+            _heads(a),
+            (a["t"], 0.5),
+            xytext=(-4, 4),
+            textcoords="offset points",
+            ha="right",
+            fontsize="x-small",
+            color=COLOURS[a["block"] - 1],
+        )
+    for level in (0, 1):
+        ax.axhline(level, color="0.7", linewidth=0.8, zorder=0)
+    ax.set(xscale="log", ylim=(-0.25, 1.25))
+    ax.set_xlim(1.0, HORIZON)
+    ax.set_title(name, loc="left", fontsize="medium")
+
+
+if __name__ == "__main__":
+    run(__doc__, measure, draw)

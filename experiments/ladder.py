@@ -1,0 +1,232 @@
+"""Experiment 15: the complexity ladder, over seeds of the chain and of the start.
+
+Definitions. T_j is the teacher x_t ~ softmax(Σ_k A_k Σ_{i∈I(k)} α_i x_{t-i}) restricted
+to its j strongest blocks, and D_j(t) = Σ_c w_c KL(T_j[c] ‖ student_t[c]), over all
+contexts c under the stationary law of the whole chain. The rung of a student is the j
+whose D_j is least. A flow has left rung j for the last time at
+
+    L_j = sup { t : rung(t) = j },
+
+which is infinite for the rung that it ends on, and undefined for one that it is never
+on. Changes of the rung are located between the solver's steps on its dense output
+(`gradflow.find_events`), and a logarithmic grid of 1,000 times is checked for changes
+that the steps would have missed.
+
+Claim. In every run that reaches rung h the times are ordered, L_1 < L_2 < … < L_h, over
+the rungs that the run was on. Reported beside it: the fraction of runs that are strictly
+monotone, on rungs 1, 2, …, h one after the other and never back.
+
+Instance. 24 seeds, of the chain and of the start together; vocabulary 4, spans 1, 1, 1,
+three heads, r = 1.7, initial scale 1e-3, horizon 1e6. The matrices A_k are Gaussian with
+‖A_k‖_F = σ·d·r^{1-k}, so that entries of A_1 have size σ: σ = 2 is what the figure shows,
+and σ in {0.5, 1, 2, 4} are all in the table.
+"""
+
+import itertools
+from typing import Any, NamedTuple
+
+import numpy as np
+from _common import Claim, Measurement, run
+from _students import COLOURS, Climb, climb, student_of
+from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+import gradflow
+
+RATIO, SCALE, HORIZON = 1.7, 1e-3, 1e6
+STRENGTH = 2.0
+"""Of the figure."""
+SHOWN = np.geomspace(1.0, HORIZON, 400)
+
+
+class Run(NamedTuple):
+    strength: float
+    seed: int
+    climb: Climb
+    final_excess: float
+
+
+def measure(quick: bool) -> Measurement:
+    d, spans = (3, (1, 1, 1)) if quick else (4, (1, 1, 1))
+    strengths = (STRENGTH,) if quick else (0.5, 1.0, STRENGTH, 4.0)
+    seeds = range(4) if quick else range(24)
+    runs = [_run(d, spans, s, seed) for s in strengths for seed in seeds]
+    rows = {s: _row([r for r in runs if r.strength == s]) for s in strengths}
+    claims = [
+        Claim(
+            f"σ = {s:g}: runs with L_1 < … < L_h, of those that reach h",
+            row["reaching"],
+            row["ordered"],
+            0,
+        )
+        for s, row in rows.items()
+    ]
+    numbers = {
+        "vocabulary": d,
+        "spans": spans,
+        "horizon": HORIZON,
+        "strengths": strengths,
+        "rows": {f"{s:g}": row for s, row in rows.items()},
+        "runs": [
+            {
+                "strength": r.strength,
+                "seed": r.seed,
+                "path": r.climb.path,
+                # JSON has neither infinity nor NaN.
+                "left": [t if np.isfinite(t) else str(t) for t in r.climb.left],
+                "final_excess": r.final_excess,
+            }
+            for r in runs
+        ],
+    }
+    return Measurement(claims, numbers, (runs, rows), _table(rows))
+
+
+def _run(d: int, spans: tuple[int, ...], strength: float, seed: int) -> Run:
+    chain = gradflow.HighOrderChain.random(d, spans, RATIO, seed=seed, scale=strength)
+    problem = student_of(chain)
+    flow = gradflow.integrate(
+        problem, problem.init(seed, SCALE), HORIZON, observables=()
+    )
+    return Run(
+        strength, seed, climb(flow, problem), float(flow.loss[-1] - problem.floor)
+    )
+
+
+def _row(runs: list[Run]) -> dict[str, Any]:
+    reaching = [r for r in runs if r.climb.reaches_the_top]
+    left = np.array([r.climb.left for r in runs])
+    with np.errstate(invalid="ignore"):
+        medians = [float(np.nanmedian(column)) for column in left.T[:-1]]
+    return {
+        "runs": len(runs),
+        "reaching": len(reaching),
+        "ordered": sum(r.climb.is_ordered for r in reaching),
+        "monotone": sum(r.climb.is_monotone for r in runs),
+        "monotone_fraction": float(np.mean([r.climb.is_monotone for r in runs])),
+        "skipping": sum(len(set(r.climb.path)) < left.shape[1] for r in reaching),
+        "stepping_back": sum(
+            any(b < a for a, b in itertools.pairwise(r.climb.path)) for r in runs
+        ),
+        "median_left": medians,
+    }
+
+
+def _table(rows: dict[float, dict[str, Any]]) -> str:
+    lines = [
+        f"{'σ':>5} {'runs':>5} {'reach h':>8} {'ordered':>8} {'monotone':>9} "
+        f"{'skip one':>9} {'step back':>10}  median L_1, L_2, …"
+    ]
+    for s, row in rows.items():
+        medians = ", ".join(f"{t:.4g}" for t in row["median_left"])
+        lines.append(
+            f"{s:>5g} {row['runs']:>5} {row['reaching']:>8} {row['ordered']:>8} "
+            f"{row['monotone']:>9} {row['skipping']:>9} {row['stepping_back']:>10}  "
+            f"{medians}"
+        )
+    return "\n".join(lines)
+
+
+def draw(measurement: Measurement) -> Figure:
+    runs, rows = measurement.data
+    figure = Figure(figsize=(11.5, 8.2), layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08)  # pyright: ignore
+    (rungs, ladder), (times, fractions) = figure.subplots(2, 2)
+    shown = [r.climb for r in runs if r.strength == STRENGTH]
+    h = shown[0].ladder.shape[1]
+    _draw_rungs(rungs, shown, h)
+    _draw_ladder(ladder, shown, h)
+    _draw_times(times, runs)
+    _draw_fractions(fractions, rows)
+    return figure
+
+
+def _draw_rungs(ax: Axes, shown: list[Climb], h: int) -> None:
+    image = np.stack(
+        [c.rung[np.searchsorted(c.ts, SHOWN, side="right") - 1] for c in shown]
+    )
+    order = np.argsort([c.left[0] for c in shown], kind="stable")
+    ax.pcolormesh(
+        SHOWN,
+        np.arange(len(shown)),
+        image[order],
+        cmap=ListedColormap(COLOURS[:h]),
+        vmin=0.5,
+        vmax=h + 0.5,
+        shading="nearest",
+        rasterized=True,
+        alpha=0.75,
+    )
+    ax.set(xscale="log", xlabel="time $t$", ylabel="run, by $L_1$")
+    ax.set_title(rf"(a) Nearest rung, $\sigma$ = {STRENGTH:g}", loc="left")
+    ax.legend(
+        handles=[
+            Patch(color=COLOURS[j], alpha=0.75, label=f"rung {1 + j}") for j in range(h)
+        ],
+        fontsize="small",
+        loc="lower left",
+        framealpha=1.0,
+    )
+
+
+def _draw_ladder(ax: Axes, shown: list[Climb], h: int) -> None:
+    for j in range(h):
+        D = np.stack([np.interp(SHOWN, c.ts, c.ladder[:, j]) for c in shown])
+        low, high = np.quantile(D, [0.25, 0.75], axis=0)
+        ax.fill_between(SHOWN, low, high, color=COLOURS[j], alpha=0.2, linewidth=0)
+        ax.plot(SHOWN, D.mean(axis=0), color=COLOURS[j], label=f"$D_{1 + j}$")
+    ax.set(xscale="log", yscale="log", xlabel="time $t$", ylabel="$D_j$ (nats)")
+    ax.set_xlim(SHOWN[0], SHOWN[-1])
+    ax.set_title(
+        rf"(b) Mean ladder and quartiles over seeds, $\sigma$ = {STRENGTH:g}",
+        loc="left",
+    )
+    ax.legend(fontsize="small", loc="lower left")
+
+
+def _draw_times(ax: Axes, runs: list[Run]) -> None:
+    strengths = sorted({r.strength for r in runs})
+    for s, colour in zip(strengths, COLOURS, strict=False):
+        left = np.array([r.climb.left[:2] for r in runs if r.strength == s])
+        ended = ~np.isfinite(left[:, 1]) & np.isfinite(left[:, 0])
+        both = np.all(np.isfinite(left), axis=1)
+        ax.plot(*left[both].T, "o", color=colour, markersize=5, alpha=0.7)
+        ax.plot([], [], "o", color=colour, label=rf"$\sigma$ = {s:g}")
+        ax.plot(
+            left[ended, 0],
+            np.full(np.sum(ended), HORIZON),
+            "^",
+            color=colour,
+            markerfacecolor="none",
+            clip_on=False,
+        )
+    ends = [0.3, HORIZON]
+    ax.plot(ends, ends, color="0.5", linewidth=1, linestyle="--")
+    ax.set(xscale="log", yscale="log", xlabel="$L_1$", ylabel="$L_2$")
+    ax.set_title("(c) Rungs 1 and 2 left for the last time", loc="left")
+    ax.legend(fontsize="small", loc="lower right")
+
+
+def _draw_fractions(ax: Axes, rows: dict[float, dict[str, Any]]) -> None:
+    place = np.arange(len(rows))
+    for i, (key, label) in enumerate(
+        (
+            ("reaching", "reach rung $h$"),
+            ("ordered", "reach it, and $L_1 < … < L_h$"),
+            ("monotone", "strictly monotone"),
+        )
+    ):
+        values = [row[key] / row["runs"] for row in rows.values()]
+        ax.bar(place + 0.27 * (i - 1), values, 0.25, color=COLOURS[i], label=label)
+    ax.set_xticks(place, [f"{s:g}" for s in rows])
+    ax.set(xlabel=r"$\sigma$, size of the entries of $A_1$", ylabel="fraction of runs")
+    ax.set_ylim(0, 1.35)
+    ax.set_yticks(np.linspace(0, 1, 6))
+    ax.set_title("(d) At other scales of $A$", loc="left")
+    ax.legend(fontsize="small", loc="upper left", ncols=2)
+
+
+if __name__ == "__main__":
+    run(__doc__, measure, draw)
