@@ -8,12 +8,12 @@ dM/dt = ⟨∇M, θ̇⟩ changes sign on the solver's dense output; the rung at 
 which the teacher with its j strongest blocks is nearest to the student in KL, as in
 experiment 15.
 
-Claims. Over the seeds of the sample, in the median, (1) the rung at t* does not decrease
-with N; (2) t* grows with N; (3) for every sample M(t*) is below M at the end, as the flow
-goes on to fit what the sample has and the chain has not.
+Claims. Over the seeds of the sample, in the median, (1) the rung at t* does not
+decrease with N; (2) t* grows with N; (3) for every sample M(t*) is below M at the end,
+as the flow goes on to fit what the sample has and the chain has not.
 
 Instance. One chain: vocabulary 4, spans 1, 1, 1, r = 1.7, entries of A_1 of size 2.
-Three heads, initial scale 1e-3, horizon 1e5; samples are one sequence each, seeds are of
+Three heads, initial scale 1e-3, horizon 1e5; a sample is one sequence, a seed is of
 sample and start.
 """
 

@@ -9,12 +9,12 @@ counted, from V = 0 and a ~ N(0, ε²), where L = log d. Then
 - competition: all heads take the strongest block first, while they are still alike;
 - cooperation: then they part and take the other blocks, the strongest first, one stage
   each, and the loss rests on a plateau in between;
-- on the plateau after j blocks the loss is near L_j, the least that any logits linear in
-  the mean tokens of the j strongest blocks can have (logistic regression, convex; here by
-  Newton's method, independently of the flow);
+- on the plateau after j blocks the loss is near L_j, the least that logits linear in
+  the mean tokens of the j strongest blocks can have (logistic regression, convex; here
+  by Newton's method, independently of the flow);
 - in the end each block has a head of its own, and L tends to the entropy rate, which is
-  L_h, as h heads are enough. The teacher's attention is a limit at infinity, a_k → ∞, so
-  that no finite time is the end: the excess is a power of 1/t;
+  L_h, as h heads are enough. The teacher's attention is a limit at infinity, a_k → ∞:
+  no finite time is the end;
 - Σ_i a_k[i] and Σ_y V_k[y, x] are conserved, and L(0) - L(t) = ∫‖∇L‖².
 
 Definitions. The share of a head in a block is what it adds to the coefficient of

@@ -1,8 +1,8 @@
 """Experiment 14: what changes the order in which heads pick up blocks, and when.
 
-The student and its teacher are those of experiment 13, with vocabulary 3, spans 2, 2, 2,
-and a head for each block: 729 contexts, all counted. One thing is varied at a time from
-ratio r = 1.7, initial scale ε = 1e-3, the nearest block the strongest, α = (½, ½):
+The student and its teacher are those of experiment 13, with vocabulary 3, spans 2, 2,
+2, and a head for each block: 729 contexts, all counted. One thing is varied at a time
+from ratio r = 1.7, initial scale ε = 1e-3, the nearest block strongest, α = (½, ½):
 
 - initial scale ε in {0, 1e-3, 1e-6, 1e-9}, where 0 means heads that are exactly alike;
 - ratio r in {1, 1.3, 1.5, 1.7};
@@ -11,16 +11,16 @@ ratio r = 1.7, initial scale ε = 1e-3, the nearest block the strongest, α = (�
 - overlapping blocks: stride 1 with spans of 2, lags (1,2), (2,3), (3,4), and one head
   more than blocks.
 
-A block is acquired when its share, the coefficient of A_j ⊗ α_j in Σ_k V_k ⊗ s_k, passes
-one half, by the heads that then hold at least half as much of it as the one that holds
-most (`gradflow.find_stages`).
+A block is acquired when its share, the coefficient of A_j ⊗ α_j in Σ_k V_k ⊗ s_k,
+passes one half, by the heads that then hold at least half as much of it as the one that
+holds most (`gradflow.find_stages`).
 
 Claims. (1) The order of acquisition is the order of importance, for every ε > 0, for
 reversed importance (the far block first) and for r > 1. At r = 1 all blocks have one
 norm, theory names no order, and what happens is reported only. (2) As ε → 0 the first
 acquisition tends to a time of its own, that of symmetric heads, while the second comes
 ever later: the heads must part first. At ε = 0 they never do, but for rounding.
-(3) Attention within a block ends at α: for a head on block j, s_k[i]/Σ_{I(j)} s_k → α_i.
+(3) Attention within a block ends at α: on block j, s_k[i]/Σ_{I(j)} s_k → α_i.
 """
 
 from collections.abc import Mapping

@@ -12,14 +12,14 @@ on. Changes of the rung are located between the solver's steps on its dense outp
 (`gradflow.find_events`), and a logarithmic grid of 1,000 times is checked for changes
 that the steps would have missed.
 
-Claim. In every run that reaches rung h the times are ordered, L_1 < L_2 < … < L_h, over
-the rungs that the run was on. Reported beside it: the fraction of runs that are strictly
-monotone, on rungs 1, 2, …, h one after the other and never back.
+Claim. In every run that reaches rung h the times are ordered, L_1 < L_2 < … < L_h,
+over the rungs that the run was on. Reported beside it: the fraction of runs that are
+strictly monotone, on rungs 1, 2, …, h one after the other and never back.
 
 Instance. 24 seeds, of the chain and of the start together; vocabulary 4, spans 1, 1, 1,
-three heads, r = 1.7, initial scale 1e-3, horizon 1e6. The matrices A_k are Gaussian with
-‖A_k‖_F = σ·d·r^{1-k}, so that entries of A_1 have size σ: σ = 2 is what the figure shows,
-and σ in {0.5, 1, 2, 4} are all in the table.
+three heads, r = 1.7, initial scale 1e-3, horizon 1e6. The matrices A_k are Gaussian
+with ‖A_k‖_F = σ·d·r^{1-k}, so that entries of A_1 have size σ: σ = 2 is what the figure
+shows, and σ in {0.5, 1, 2, 4} are all in the table.
 """
 
 import itertools
