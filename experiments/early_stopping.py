@@ -50,7 +50,7 @@ class Stop(NamedTuple):
 
 
 def measure(quick: bool) -> Measurement:
-    d, spans = (3, (1, 1, 1)) if quick else (4, (1, 1, 1))
+    d, spans = (3, (1, 1, 1)) if quick else (5, (1, 1, 1))
     sizes = [64, 256, 1024, 4096, 16384] if quick else [2**k for k in range(5, 16)]
     seeds = range(3) if quick else range(9)
     chain = gradflow.HighOrderChain.random(d, spans, RATIO, seed=0, scale=STRENGTH)
