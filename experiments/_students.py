@@ -125,7 +125,7 @@ def follow(
     scale: float,
     t1: float,
     seed: int = 0,
-    times: int = 300,
+    times: int = 256,
     rtol: float = 1e-8,
 ) -> Followed:
     start = problem.init(seed=seed, scale=scale)

@@ -21,13 +21,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from _common import Claim, Measurement, run
-from _students import COLOURS, Ladder, SampleOnAllContexts
+from _students import COLOURS, Ladder, SampleOnAllContexts, teacher
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import gradflow
 
-RATIO, STRENGTH, SCALE, HORIZON = 1.7, 2.0, 1e-3, 1e5
+RATIO, STRENGTH, SCALE, HORIZON = 1.7, 1.0, 1e-3, 1e5
 SHOWN = np.geomspace(1e-1, HORIZON, 300)
 
 
@@ -50,10 +50,10 @@ class Stop(NamedTuple):
 
 
 def measure(quick: bool) -> Measurement:
-    d, spans = (3, (1, 1, 1)) if quick else (5, (1, 1, 1))
+    d, spans = (4, (1, 1, 1)) if quick else (5, (1, 1, 1))
     sizes = [64, 256, 1024, 4096, 16384] if quick else [2**k for k in range(5, 16)]
     seeds = range(3) if quick else range(9)
-    chain = gradflow.HighOrderChain.random(d, spans, RATIO, seed=0, scale=STRENGTH)
+    chain = teacher(d, spans, ratio=RATIO, size=STRENGTH)
     source = gradflow.AllContexts(chain)
     stops = [_stop(chain, source, n, seed) for n in sizes for seed in seeds]
     by_size = {n: [s for s in stops if s.size == n] for n in sizes}

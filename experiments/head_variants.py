@@ -1,8 +1,9 @@
 """Experiment 14: what changes the order in which heads pick up blocks, and when.
 
-The student and its teacher are those of experiment 13, with vocabulary 3, spans 2, 2,
-2, and a head for each block: 729 contexts, all counted. One thing is varied at a time
-from ratio r = 1.7, initial scale ε = 1e-3, the nearest block strongest, α = (½, ½):
+The student and its teacher are those of experiment 13, with vocabulary 4, spans 2, 2,
+2, and a head for each block: 4,096 contexts, all counted (`--quick`: spans 2, 1, and no
+overlap). One thing is varied at a time from ratio r = 1.7, initial scale ε = 1e-3, the
+nearest block strongest, α = (½, ½):
 
 - initial scale ε in {0, 1e-3, 1e-6, 1e-9}, where 0 means heads that are exactly alike;
 - ratio r in {1, 1.3, 1.5, 1.7};
@@ -18,26 +19,30 @@ holds most (`gradflow.find_stages`).
 Claims. (1) The order of acquisition is the order of importance, for every ε > 0, for
 reversed importance (the far block first) and for r > 1. At r = 1 all blocks have one
 norm, theory names no order, and what happens is reported only. (2) As ε → 0 the first
-acquisition tends to a time of its own, that of symmetric heads, while the second comes
-ever later: the heads must part first. At ε = 0 they never do, but for rounding.
-(3) Attention within a block ends at α: on block j, s_k[i]/Σ_{I(j)} s_k → α_i.
+acquisition tends to that of heads that are exactly alike, with a difference of order ε,
+while the second comes ever later: the heads must part first. (3) Heads that are exactly
+alike stay so to t = 1e3, their overlap 1 to 1e-9. In floating numbers they part in the
+end by rounding alone; when is reported. (`gradflow.SymmetricHeads` never does.)
+(4) Attention within a block ends at α: s_k[i]/Σ_{I(j)} s_k → α_i for each head k that
+attends to block j at all (by 0.05 or more).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 from _common import Claim, Measurement, run
-from _students import COLOURS, Followed, follow, student_of
+from _students import COLOURS, Followed, follow, student_of, teacher
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import gradflow
 
-STRENGTH = 3.0
+STRENGTH = 1.0
 SEED = 0
-HORIZON = 1e6
+ACCURACY = 1e-6
+HORIZON = 1e5
 
 
 class Variant(NamedTuple):
@@ -48,15 +53,15 @@ class Variant(NamedTuple):
 
 
 def variants(quick: bool) -> list[Variant]:
-    uneven = {"weights": (0.7, 0.3)}
+    uneven = {"weights": [(0.7, 0.3), (1.0,)] if quick else (0.7, 0.3)}
     scales = (0.0, 1e-3, 1e-6) if quick else (0.0, 1e-3, 1e-6, 1e-9)
-    ratios = (1.0,) if quick else (1.0, 1.3, 1.5)
+    ratios = () if quick else (1.0, 1.3, 1.5)
     return [
         *(Variant(f"ε = {scale:g}", scale=scale) for scale in scales),
         *(Variant(f"r = {ratio:g}", {"ratio": ratio}) for ratio in ratios),
         Variant("reversed", {"reverse": True}),
         Variant("α = (0.7, 0.3)", uneven),
-        Variant("overlapping, 4 heads", {"stride": 1}, heads=4),
+        *([] if quick else [Variant("overlapping, 4 heads", {"stride": 1}, heads=4)]),
     ]
 
 
@@ -67,7 +72,8 @@ class Result(NamedTuple):
 
 
 def measure(quick: bool) -> Measurement:
-    results = {v.name: _follow(v) for v in variants(quick)}
+    spans = (2, 1) if quick else (2, 2, 2)
+    results = {v.name: _follow(v, spans) for v in variants(quick)}
     symmetric, base = results["ε = 0"], results["ε = 0.001"]
     small = [results[v.name] for v in variants(quick) if 0 < v.scale < 1e-3]
     ordered = [
@@ -97,15 +103,16 @@ def measure(quick: bool) -> Measurement:
                 f"{r.variant.name}: first acquisition as of symmetric heads",
                 _time(symmetric, 0),
                 _time(r, 0),
-                1e-3,
+                10 * r.variant.scale + ACCURACY,
             )
             for r in (base, *small)
         ),
-        Claim("ε = 0: blocks acquired", 1, len(symmetric.followed.order), 0),
-        Claim("ε = 0: head overlap in the end", 1, _overlap(symmetric), 1e-9),
+        Claim("ε = 0: head overlap until t = 1e3", 1, _overlap(symmetric, 1e3), 1e-9),
         *(
-            Claim(f"α = (0.7, 0.3): head {1 + k} within its block", 0.7, within, 0.01)
-            for k, within in enumerate(_first_within_block(uneven))
+            Claim(
+                f"α = (0.7, 0.3): nearer lag of a block, head {1 + k}", 0.7, part, 0.01
+            )
+            for k, part in _nearer_lag(uneven)
         ),
         Claim(
             "smaller ε with an earlier second acquisition",
@@ -133,9 +140,8 @@ def measure(quick: bool) -> Measurement:
     return Measurement(claims, numbers, results, _table(results))
 
 
-def _follow(variant: Variant) -> Result:
-    options = {"ratio": 1.7, "seed": SEED, "scale": STRENGTH, **variant.options}
-    chain = gradflow.HighOrderChain.random(3, (2, 2, 2), **options)
+def _follow(variant: Variant, spans: tuple[int, ...]) -> Result:
+    chain = teacher(4, spans, size=STRENGTH, seed=SEED, **variant.options)
     problem = student_of(chain, variant.heads)
     return Result(variant, chain, follow(problem, scale=variant.scale, t1=HORIZON))
 
@@ -152,22 +158,23 @@ def _time(result: Result, index: int) -> float:
     return acquired[index]["t"] if index < len(acquired) else float("nan")
 
 
-def _overlap(result: Result) -> float:
-    return float(np.min(result.followed.seen["head_overlap"][-1]))
+def _overlap(result: Result, until: float = HORIZON) -> float:
+    """The least of two heads, at the latest time that was looked at."""
+    last = np.searchsorted(result.followed.ts, until * (1 + 1e-9)) - 1
+    return float(np.min(result.followed.seen["head_overlap"][last]))
 
 
 def _excess(result: Result) -> float:
     return float(result.followed.flow.loss[-1]) - result.chain.entropy_rate
 
 
-def _first_within_block(result: Result) -> list[float]:
-    """For each head, what part of its attention to its block is on the nearer lag."""
-    blocks = result.chain.pattern > 0
-    found = []
-    for s in result.followed.seen["attention"][-1]:
-        lags = np.flatnonzero(blocks[np.argmax(blocks @ s)])
-        found.append(float(s[lags[0]] / s[lags].sum()))
-    return found
+def _nearer_lag(result: Result) -> Iterator[tuple[int, float]]:
+    """For each head and block of two lags, what part of its attention to the block is
+    on the nearer of them."""
+    for k, s in enumerate(result.followed.seen["attention"][-1]):
+        for lags in map(np.flatnonzero, result.chain.pattern):
+            if len(lags) > 1 and s[lags].sum() > 0.05:
+                yield k, float(s[lags[0]] / s[lags].sum())
 
 
 def _table(results: dict[str, Result]) -> str:

@@ -22,8 +22,8 @@ centred along rows and columns, with ‖A_k‖_F = σ·d·r^{1-k}, so that the e
 have size σ. The figure shows σ = 0.5; claimed are σ = 0.25, 0.5, 1 and 2.
 
 What does not hold. Of matrices as they are drawn, not centred, a part of order 1/d is
-the same in all columns: a preference for some tokens whatever was read, which is learned
-first and belongs to no block. There the ladder is less regular, and for σ = 2 not all
+the same in all columns: a preference for some tokens whatever was read, which is soon
+learned and belongs to no block. There the ladder is less regular, and for σ = 2 not all
 runs are ordered: the table has these runs too, and no claim is made of them. Nor does
 every run reach rung h by the horizon from σ = 1 on, and some go from rung 1 to rung 3.
 """
