@@ -27,7 +27,7 @@ from matplotlib.figure import Figure
 
 import gradflow
 
-RATIO, STRENGTH, SCALE, HORIZON = 1.7, 1.0, 1e-3, 1e5
+RATIO, STRENGTH, SCALE, HORIZON = 1.7, 1.0, 1e-3, 1e6
 SHOWN = np.geomspace(1e-1, HORIZON, 300)
 
 
@@ -51,7 +51,7 @@ class Stop(NamedTuple):
 
 def measure(quick: bool) -> Measurement:
     d, spans = (4, (1, 1, 1)) if quick else (5, (1, 1, 1))
-    sizes = [64, 256, 1024, 4096, 16384] if quick else [2**k for k in range(5, 16)]
+    sizes = [4**k for k in (range(3, 8) if quick else range(2, 9))]
     seeds = range(3) if quick else range(9)
     chain = teacher(d, spans, ratio=RATIO, size=STRENGTH)
     source = gradflow.AllContexts(chain)

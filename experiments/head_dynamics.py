@@ -133,7 +133,7 @@ def draw(measurement: Measurement) -> Figure:
     followed, optima = measurement.data
     _, stages, ts, seen = followed
     h = seen["ladder"].shape[1]
-    figure = Figure(figsize=(13.0, 9.0), layout="constrained")
+    figure = Figure(figsize=(12.0, 8.6), layout="constrained")
     figure.get_layout_engine().set(w_pad=0.08, h_pad=0.06)  # pyright: ignore
     axes: Any = figure.subplots(3, 3, sharex=True)
     loss, blocks, ladder = axes[:, 0]
@@ -144,7 +144,7 @@ def draw(measurement: Measurement) -> Figure:
             f"$L_{1 + j}$" + (" = entropy rate" if j == h - 1 else ""),
             (0.02, optimum),
             xycoords=("axes fraction", "data"),
-            xytext=(0, 2),
+            xytext=(0, 3),
             textcoords="offset points",
             color=COLOURS[j],
             fontsize="small",
