@@ -298,7 +298,8 @@ def test_competition_and_cooperation(geometry):
     assert set(acquired[0].heads) == {0, 1, 2}
     assert [len(a.heads) for a in acquired[1:]] == [1, 1]
     assert acquired[1].heads != acquired[2].heads
-    assert acquired[0].overlap > 0.99 and acquired[1].overlap < 0.5
+    assert acquired[0].overlap > 0.99
+    assert acquired[1].overlap < 0.5
     for a, stage in zip(acquired, stages, strict=True):
         assert stage.start < a.t < stage.end
         # Half of the pattern, by the target itself.

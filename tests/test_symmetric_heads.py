@@ -131,7 +131,7 @@ def test_the_time_of_separation_is_that_of_the_linearisation(geometry):
         delta0 = jax.tree.map(lambda a, b: a - b, start, one.expand(middle))
         ts = np.linspace(1.0, 1.2 * first.t, 400)
         delta = linearised_along(
-            problem, lambda t: one.expand(reference.at(t)), delta0, ts
+            problem, lambda t, at=reference.at: one.expand(at(t)), delta0, ts
         )
         symmetric = one.expand(reference.at(ts))
         attention = jax.vmap(lambda p, v: jax.jvp(problem.attention, (p,), (v,))[1])(

@@ -14,7 +14,7 @@ from .. import _checks
 from .._checks import Checked
 from .._metric import velocity_of
 from .._ravel import Ravel
-from ._flat import Vector, refuse_not_finite
+from ._flat import Vector
 
 KRYLOV_SIZE = 40
 GAUSS = (0.5 - math.sqrt(3) / 6, 0.5 + math.sqrt(3) / 6)
@@ -24,7 +24,7 @@ ORDER = 3
 SAFETY, LEAST_FACTOR, LARGEST_FACTOR = 0.9, 0.2, 3.0
 SHORTEST_STEP = 1e-13
 """Relative to the horizon."""
-LARGEST = 1e150
+LARGEST, TINY = 1e150, 1e-300
 
 
 def linearised_along(
@@ -80,12 +80,12 @@ def linearised_along(
             "`reference` must be a Flow or a function of an array of times, got "
             f"{type(reference).__name__}."
         )
-    _checks.scalar_loss(loss, perturbation)
+    _checks.floating_parameters("perturbation", perturbation)
     ravel = Ravel.of(perturbation)
     y0 = _states(states, ravel, np.zeros(1))[0]
-    refuse_not_finite(y0)
-    start = ravel.ravel(perturbation)
-    size = float(jnp.linalg.norm(start))
+    _checks.scalar_loss(loss, ravel.unravel(y0))
+    start = np.asarray(ravel.ravel(perturbation))
+    size = float(np.linalg.norm(start))
     if size == 0:
         raise ValueError("`perturbation` must not be zero.")
 
@@ -94,7 +94,7 @@ def linearised_along(
     unit, log_size = start / size, math.log(size)
     out = np.zeros((len(times), ravel.size))
     done = int(times[0] == 0)
-    out[:done] = np.asarray(start)
+    out[:done] = start
     t, end, h = 0.0, float(times[-1]), _first_step(field, y0, float(times[-1]))
     while done < len(times):
         target = float(times[done])
@@ -102,11 +102,10 @@ def linearised_along(
         step = target - t if last else h
         nodes = t + step * np.array([*GAUSS, 0.5])
         new, error = _step(field, _states(states, ravel, nodes), unit, step)
-        error = float(error) / rtol
-        factor = LARGEST_FACTOR
-        if not error == 0:
-            factor = SAFETY * error ** (-1 / ORDER) if np.isfinite(error) else 0.0
-        factor = min(max(factor, LEAST_FACTOR), LARGEST_FACTOR)
+        error /= rtol
+        # An error of zero asks for the largest factor, one of NaN for the least.
+        factor = SAFETY * max(error, TINY) ** (-1 / ORDER)
+        factor = min(factor, LARGEST_FACTOR) if factor > LEAST_FACTOR else LEAST_FACTOR
         if not error <= 1:
             h = step * min(factor, SAFETY)
             if h < SHORTEST_STEP * end:
@@ -116,7 +115,7 @@ def linearised_along(
                 )
             continue
         t = target if last else t + step
-        length = float(jnp.linalg.norm(new))
+        length = float(np.linalg.norm(new))
         if length == 0:
             raise RuntimeError(f"The deviation vanished in rounding by t = {t:g}.")
         unit, log_size = new / length, log_size + math.log(length)
@@ -128,7 +127,7 @@ def linearised_along(
                     "`ts` must end before the deviation leaves the floating numbers, "
                     f"which it does by t = {t:g}."
                 )
-            out[done] = math.exp(log_size) * np.asarray(unit)
+            out[done] = math.exp(log_size) * unit
             done += 1
     return jax.tree.map(np.asarray, jax.vmap(ravel.unravel)(jnp.asarray(out)))
 
@@ -180,36 +179,62 @@ def _jacobian_norm(field: _Field, y: Vector) -> Float[Array, ""]:
     return jnp.linalg.norm(jax.lax.fori_loop(0, 12, iterate, noise))
 
 
-@eqx.filter_jit
 def _step(
-    field: _Field, states: Float[Array, "3 n"], delta: Vector, h: Any
-) -> tuple[Vector, Float[Array, ""]]:
+    field: _Field, states: Float[Array, "3 n"], delta: np.ndarray, h: float
+) -> tuple[np.ndarray, float]:
     """δ after a step, and its error by comparison with one of second order."""
-    near, far, middle = (jax.linearize(field, y)[1] for y in states)
-
-    def mixture(a: float, b: float) -> Callable[[Vector], Vector]:
-        return lambda v: h * (a * near(v) + b * far(v))
-
-    half, leak_1 = _exponential(mixture(NEAR, FAR), delta)
-    whole, leak_2 = _exponential(mixture(FAR, NEAR), half)
-    crude, leak_3 = _exponential(lambda v: h * middle(v), delta)
-    size = jnp.maximum(jnp.linalg.norm(whole), jnp.linalg.norm(delta))
-    error = jnp.linalg.norm(whole - crude) + leak_1 + leak_2 + leak_3
+    near, far, middle = states
+    half, leak_1 = _exponential(field, (near, far), (h * NEAR, h * FAR), delta)
+    whole, leak_2 = _exponential(field, (near, far), (h * FAR, h * NEAR), half)
+    crude, leak_3 = _exponential(field, (middle, middle), (h, 0.0), delta)
+    size = max(float(np.linalg.norm(whole)), float(np.linalg.norm(delta)))
+    error = float(np.linalg.norm(whole - crude)) + leak_1 + leak_2 + leak_3
     return whole, error / size
 
 
 def _exponential(
-    product: Callable[[Vector], Vector], v: Vector
-) -> tuple[Vector, Float[Array, ""]]:
-    """exp(A)v in the Krylov space of v, by Arnoldi, and how much leaves the space."""
+    field: _Field,
+    states: tuple[Vector, Vector],
+    weights: tuple[float, float],
+    v: np.ndarray,
+) -> tuple[np.ndarray, float]:
+    """exp(a Df(y) + b Df(z))v in the Krylov space of v, and how much leaves it."""
+    # XLA takes minutes to compile the exponential of a matrix, SciPy a moment to
+    # compute it; imported here, as it is slow to import.
+    from scipy.linalg import expm
+
+    basis, H = _arnoldi(field, *states, *map(jnp.asarray, weights), jnp.asarray(v))
+    basis, H = np.asarray(basis), np.asarray(H)
+    size = H.shape[1]
+    length = float(np.linalg.norm(v))
+    # Bordered by a column, the exponential also holds the integral whose last entry
+    # says how much would leave (Saad, 1992).
+    bordered = np.zeros((size + 1, size + 1))
+    bordered[:, :size] = H
+    if not np.all(np.isfinite(bordered)):
+        return v, np.inf
+    E = expm(bordered)
+    return length * (E[:size, 0] @ basis[:size]), length * abs(float(E[size, 0]))
+
+
+@eqx.filter_jit
+def _arnoldi(
+    field: _Field,
+    y: Vector,
+    z: Vector,
+    a: Float[Array, ""],
+    b: Float[Array, ""],
+    v: Vector,
+) -> tuple[Float[Array, "rows n"], Float[Array, "rows m"]]:
+    """An orthonormal basis of v, Av, A²v, … for A = a Df(y) + b Df(z), and A in it."""
     size = min(KRYLOV_SIZE, v.size)
-    length = jnp.linalg.norm(v)
-    basis = jnp.zeros((size + 1, v.size), v.dtype).at[0].set(v / length)
+    at_y, at_z = (jax.linearize(field, x)[1] for x in (y, z))
+    basis = jnp.zeros((size + 1, v.size), v.dtype).at[0].set(v / jnp.linalg.norm(v))
     H = jnp.zeros((size + 1, size), v.dtype)
 
     def extend(j: Any, carry: Any) -> Any:
         basis, H = carry
-        w = product(basis[j])
+        w = a * at_y(basis[j]) + b * at_z(basis[j])
         first = basis @ w
         w = w - first @ basis
         second = basis @ w  # once more, as rounding leaves some
@@ -222,12 +247,4 @@ def _exponential(
         new = jnp.where(real, w / jnp.where(real, norm, 1.0), 0.0)
         return basis.at[j + 1].set(new), H.at[:, j].set(column)
 
-    basis, H = jax.lax.fori_loop(0, size, extend, (basis, H))
-    # Bordered by a column, the exponential also holds the integral whose last entry
-    # says how much would leave (Saad, 1992).
-    bordered = jnp.zeros((size + 2, size + 2), v.dtype)
-    bordered = bordered.at[: size + 1, :size].set(H)
-    bordered = bordered.at[size + 1, size].set(1.0)
-    E = jax.scipy.linalg.expm(bordered, max_squarings=48)
-    value = length * (E[:size, 0] @ basis[:size])
-    return value, length * jnp.abs(E[size, 0])
+    return jax.lax.fori_loop(0, size, extend, (basis, H))

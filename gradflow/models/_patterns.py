@@ -14,17 +14,10 @@ PARALLEL = 1e-9
 class Patterns(eqx.Module):
     """Patterns G_j = A_j ⊗ α_j, of which the target is the sum."""
 
-    features: Float[np.ndarray, "patterns features"]
+    features: Float[AnyArray, "patterns features"]
     """A_j."""
-    positions: Float[np.ndarray, "patterns positions"]
+    positions: Float[AnyArray, "patterns positions"]
     """α_j."""
-    inverse: Float[np.ndarray, "patterns patterns"]
-    """Of the matrix of their inner products."""
-
-    def __init__(self, features: np.ndarray, positions: np.ndarray):
-        self.features, self.positions = features, positions
-        inner = (features @ features.T) * (positions @ positions.T)
-        self.inverse = np.linalg.pinv(inner, hermitian=True)
 
     @staticmethod
     def of_columns(G: Float[np.ndarray, "features positions"]) -> "Patterns":
@@ -55,6 +48,6 @@ class Patterns(eqx.Module):
     ) -> Float[AnyArray, "heads patterns"]:
         """What each head adds to the coefficients of Ĝ = Σ_k V_k ⊗ s_k in the patterns,
         by orthogonal projection."""
-        return (
-            (V @ self.features.T) * (s @ self.positions.T) @ jnp.asarray(self.inverse)
-        )
+        A, alpha = jnp.asarray(self.features), jnp.asarray(self.positions)
+        inner = (A @ A.T) * (alpha @ alpha.T)
+        return (V @ A.T) * (s @ alpha.T) @ jnp.linalg.pinv(inner, hermitian=True)

@@ -50,6 +50,8 @@ class TensorFactorisation(eqx.Module):
 
     target: Float[np.ndarray, "features positions"]
     """G."""
+    patterns: Patterns
+    """Columns of G in one direction, the strongest first."""
     heads: int = eqx.field(static=True)
     geometry: Literal["scores", "replicator"] = eqx.field(static=True)
 
@@ -76,6 +78,7 @@ class TensorFactorisation(eqx.Module):
                 f"`geometry` must be 'scores' or 'replicator', got {geometry!r}."
             )
         self.target = G
+        self.patterns = Patterns.of_columns(G)
         self.heads = _checks.whole_number("heads", heads)
         self.geometry = geometry
 
@@ -163,7 +166,6 @@ class TensorFactorisation(eqx.Module):
         - `pattern_shares` (heads × patterns): how much of each pattern each head holds;
             columns of G in one direction are a pattern, the strongest first.
         """
-        patterns = Patterns.of_columns(self.target)
         G = jnp.asarray(self.target)
         size = jnp.sum(G**2, axis=0)
         scale = jnp.where(size > 0, size, 1.0)
@@ -174,7 +176,7 @@ class TensorFactorisation(eqx.Module):
             "value_norms": lambda p: jnp.linalg.norm(p.V, axis=1),
             "position_loss": lambda p: 0.5 * jnp.sum(self.residual(p) ** 2, axis=0),
             "head_overlap": lambda p: head_overlap(p.V, self.attention(p)),
-            "pattern_shares": lambda p: patterns.shares(p.V, self.attention(p)),
+            "pattern_shares": lambda p: self.patterns.shares(p.V, self.attention(p)),
         }
 
     def stored_arguments(self) -> dict[str, Any]:

@@ -15,7 +15,7 @@ class Stage(eqx.Module):
     start: float
     end: float
     cycle: int
-    """How many focus stages, or acquisitions of a pattern, there were so far; zero where
+    """How many focus stages, or patterns acquired, there were so far; zero where
     nothing is named after them."""
     evidence: dict[str, Any]
     """The numbers that it rests on."""
