@@ -133,6 +133,7 @@ def measure(quick: bool) -> Measurement:
                 "final_attention": r.followed.seen["attention"][-1],
                 "final_excess": _excess(r),
                 "final_overlap": _overlap(r),
+                "overlap_until_1000": _overlap(r, 1e3),
             }
             for name, r in results.items()
         },

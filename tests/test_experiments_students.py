@@ -141,7 +141,7 @@ def test_head_dynamics(tmp_path):
     assert found["final_loss"] == pytest.approx(oracle.entropy_rate, rel=1e-3)
     best = [oracle.best_loss(j) for j in range(h + 1)]
     np.testing.assert_allclose(found["optima"], best, rtol=1e-8)
-    np.testing.assert_allclose(found["plateau_losses"], best[1:-1], rtol=0.02)
+    np.testing.assert_allclose(found["plateau_losses"], best[1:-1], rtol=5e-3)
     np.testing.assert_allclose(np.sum(found["final_shares"], axis=0), 1, atol=0.02)
     assert max(found["drift"].values()) < 1e-9
 
@@ -155,30 +155,37 @@ def test_head_variants(tmp_path):
     found = results("head_variants", tmp_path)["variants"]
     for name, row in found.items():
         order = [a["block"] for a in row["acquisitions"]]
-        if name == "ε = 0":
-            assert order == row["importance"][:1]
-        elif name != "r = 1":
-            assert order == row["importance"]
-        else:
-            assert sorted(order) == sorted(row["importance"])
-    assert found["reversed"]["importance"] == [3, 2, 1]
-    assert found["ε = 0"]["final_overlap"] == pytest.approx(1, abs=1e-9)
-    times = [
-        [a["t"] for a in found[name]["acquisitions"]]
-        for name in ("ε = 0", "ε = 0.001", "ε = 1e-06")
-    ]
-    np.testing.assert_allclose([t[0] for t in times], times[0][0], rtol=1e-3)
-    assert times[2][1] > times[1][1]
-    for s in np.array(found["α = (0.7, 0.3)"]["final_attention"]):
-        pairs = s.reshape(3, 2)
-        nearer, farther = pairs[pairs.sum(axis=1).argmax()]
-        assert nearer / (nearer + farther) == pytest.approx(0.7, rel=0.01)
+        assert order == row["importance"], name
+        assert row["acquisitions"][0]["overlap"] > 0.99
+    assert found["reversed"]["importance"] == [2, 1]
+    assert found["ε = 0"]["overlap_until_1000"] == pytest.approx(1, abs=1e-9)
+    names = ("ε = 0", "ε = 0.001", "ε = 1e-06")
+    times = [[a["t"] for a in found[name]["acquisitions"]] for name in names]
+    assert times[1][0] == pytest.approx(times[0][0], rel=1e-2)
+    assert times[2][0] == pytest.approx(times[0][0], rel=1e-5)
+    # Rounding is a perturbation too, the smallest.
+    assert times[1][1] < times[2][1] < times[0][1]
+    attention = np.array(found["α = (0.7, 0.3)"]["final_attention"])
+    reading = attention[attention[:, :2].sum(axis=1) > 0.05]
+    assert len(reading)
+    np.testing.assert_allclose(
+        reading[:, 0] / reading[:, :2].sum(axis=1), 0.7, rtol=0.01
+    )
+
+
+def centred_teacher(d, spans, seed, size):
+    """Gaussian matrices without means, as large as before they were taken away."""
+    A = gradflow.HighOrderChain.random(d, spans, 1.7, seed=seed, scale=size).matrices
+    middle = np.eye(d) - 1 / d
+    B = middle @ A @ middle
+    norms = [np.linalg.norm(m, axis=(1, 2))[:, None, None] for m in (A, B)]
+    return Singletons(B * norms[0] / norms[1])
 
 
 def test_ladder(tmp_path):
     found = results("ladder", tmp_path)
     h = len(found["spans"])
-    ((strength, row),) = found["rows"].items()
+    ((strength, row),) = found["rows"]["centred"].items()
     runs = found["runs"]
     assert row["runs"] == len(runs)
     reaching = [r for r in runs if h in r["path"]]
@@ -186,21 +193,17 @@ def test_ladder(tmp_path):
     for r in reaching:
         visited = [float(r["left"][k - 1]) for k in sorted(set(r["path"]))]
         assert np.all(np.diff(visited) > 0)
-    climbed = sum(r["path"] == list(range(1, h + 1)) for r in runs)
-    assert row["monotone_fraction"] == climbed / len(runs)
+    climbed = [r for r in runs if r["path"] == list(range(1, h + 1))]
+    assert row["monotone_fraction"] == len(climbed) / len(runs) > 0
 
-    # Where the first rung is left for the last time another solver leaves it too.
-    r = reaching[0]
+    # Where rungs are left for the last time another solver leaves them too.
+    r = climbed[0]
     d, seed = found["vocabulary"], r["seed"]
-    chain = gradflow.HighOrderChain.random(
-        d, found["spans"], 1.7, seed=seed, scale=float(strength)
-    )
-    oracle = Singletons(chain.matrices)
-    t = r["left"][0]
-    start = start_of(d, h, seed, 1e-3)
-    before, after = oracle.states(start, [0.999 * t, 1.001 * t])
-    assert np.argmin(oracle.ladder(before)) == 0
-    assert np.argmin(oracle.ladder(after)) == 1
+    oracle = centred_teacher(d, found["spans"], seed, float(strength))
+    times = [x * t for t in r["left"][:-1] for x in (0.999, 1.001)]
+    states = oracle.states(start_of(d, h, seed, 1e-3), times)
+    rungs = [1 + np.argmin(oracle.ladder(state)) for state in states]
+    assert rungs == [1, 2, 2, 3]
 
 
 def test_early_stopping(tmp_path):
