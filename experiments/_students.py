@@ -6,6 +6,7 @@ The teacher is x_t ~ softmax(Σ_j A_j Σ_{i∈I(j)} α_i x_{t-i}), the student's
 """
 
 import itertools
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -150,19 +151,6 @@ class Ladder(eqx.Module):
         return self.problem.observables["ladder"](params)
 
 
-class Nearness(eqx.Module):
-    """min_{j≠k} D_j - D_k: positive while rung k is the nearest."""
-
-    ladder: Ladder
-    k: Int[Array, ""]
-    """Counted from zero; an array, so that one compiled function serves all rungs."""
-
-    def __call__(self, params: Any) -> Float[Array, ""]:
-        D = self.ladder(params)
-        others = jnp.where(jnp.arange(D.shape[0]) == self.k, jnp.inf, D)
-        return jnp.min(others) - D[self.k]
-
-
 class Climb(NamedTuple):
     """How a flow climbs the ladder."""
 
@@ -196,40 +184,44 @@ class Climb(NamedTuple):
         return self.path == list(range(1, 1 + self.ladder.shape[1]))
 
 
-def climb(flow: gradflow.Flow, problem: gradflow.Problem, grid: int = 1000) -> Climb:
-    """The ladder of `problem` along a flow, which may be of another loss.
+GRID = 1000
+"""Times on a logarithmic clock at which the rung is looked at, beside the solver's."""
+REFINED, REFINEMENTS = 32, 4
+"""An interval in which the rung changes is cut into so many parts, so many times: the
+change is then located to 1e-6 of the interval."""
 
-    Where the nearest rung changes is located on the solver's dense output, to rounding,
-    by `gradflow.find_events`; that no change is missed is checked on a fine grid.
+
+def climb(flow: gradflow.Flow, problem: gradflow.Problem) -> Climb:
+    """The ladder of `problem` along a flow.
+
+    Where the nearest rung changes is looked for on the solver's steps and on a fine
+    logarithmic grid between them, and located on the solver's dense output.
     """
     ladder = Ladder(problem)
     end = float(flow.ts[-1])
-    ts = np.union1d(np.append(0.0, flow.mesh), np.geomspace(1e-6 * end, end, grid))
+    ts = np.union1d(np.append(0.0, flow.mesh), np.geomspace(1e-6 * end, end, GRID))
     D = flow.observe(ladder, ts)
-    rungs = D.shape[1]
-    events = [
-        gradflow.Event(Nearness(ladder, jnp.asarray(k)), str(1 + k))
-        for k in range(rungs)
+    changes = list(_changes(flow, ladder, ts, 1 + np.argmin(D, axis=1), REFINEMENTS))
+    path = [1 + int(np.argmin(D[0])), *(after for _, _, after in changes)]
+    left = [
+        max([t for t, before, _ in changes if before == rung], default=float("nan"))
+        for rung in range(1, 1 + D.shape[1])
     ]
-    nearest = 1 + np.argmin(D, axis=1)
-    changes = list(gradflow.find_events(flow, events))
-    path = [int(nearest[0])] + [int(e.name) for e in changes if e.rising]
-    if _without_repetition(nearest) != path:
-        raise RuntimeError(
-            f"On the solver's steps the rungs are {path}, on a finer grid "
-            f"{_without_repetition(nearest)}."
-        )
-    left = [float("nan")] * rungs
-    for rung in set(path):
-        left[rung - 1] = max(
-            [e.t for e in changes if int(e.name) == rung and not e.rising], default=0.0
-        )
     left[path[-1] - 1] = float("inf")
     return Climb(ts, D, left, path)
 
 
-def _without_repetition(values: Any) -> list[int]:
-    return [int(v) for i, v in enumerate(values) if i == 0 or v != values[i - 1]]
+def _changes(
+    flow: gradflow.Flow, ladder: Ladder, ts: Any, rung: Any, refinements: int
+) -> Iterator[tuple[float, int, int]]:
+    """When the rung changes, from which and to which."""
+    for i in np.flatnonzero(np.diff(rung)):
+        if refinements == 0:
+            yield float(ts[i + 1]), int(rung[i]), int(rung[i + 1])
+            continue
+        times = np.linspace(ts[i], ts[i + 1], REFINED)
+        nearest = 1 + np.argmin(flow.observe(ladder, times), axis=1)
+        yield from _changes(flow, ladder, times, nearest, refinements - 1)
 
 
 #

@@ -8,9 +8,9 @@ whose D_j is least. A flow has left rung j for the last time at
     L_j = sup { t : rung(t) = j },
 
 which is infinite for the rung that it ends on, and undefined for one that it is never
-on. Changes of the rung are located between the solver's steps on its dense output
-(`gradflow.find_events`), and a logarithmic grid of 1,000 times is checked for changes
-that the steps would have missed.
+on. Changes of the rung are looked for on the solver's steps together with 1,000 times
+on a logarithmic grid, and located between them on the solver's dense output: on the
+steps alone, as by `gradflow.find_events`, a short visit to a rung may go unseen.
 
 Claim. In every run that reaches rung h the times are ordered, L_1 < L_2 < … < L_h,
 over the rungs that the run was on. Reported beside it: the fraction of runs that are
