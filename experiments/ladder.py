@@ -39,6 +39,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 
 import gradflow
 
@@ -193,10 +194,10 @@ def _draw_rungs(ax: Axes, shown: list[Climb], h: int) -> None:
             Patch(color=COLOURS[j], alpha=0.75, label=f"rung {1 + j}") for j in range(h)
         ],
         fontsize="small",
-        loc="upper center",
-        bbox_to_anchor=(0.5, -0.13),
-        ncols=h,
+        loc="lower right",
+        framealpha=1.0,
     )
+    ax.yaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def _draw_ladder(ax: Axes, shown: list[Climb], h: int) -> None:
@@ -241,7 +242,7 @@ def _draw_times(ax: Axes, runs: list[Run]) -> None:
 
 def _draw_fractions(ax: Axes, rows: dict[str, dict[float, dict[str, Any]]]) -> None:
     columns = [
-        (f"{s:g}" + ("" if kind == "centred" else "\nas drawn"), row)
+        (f"{s:g}" if kind == "centred" else f"({s:g})", row)
         for kind, by_size in rows.items()
         for s, row in by_size.items()
     ]
@@ -256,10 +257,11 @@ def _draw_fractions(ax: Axes, rows: dict[str, dict[float, dict[str, Any]]]) -> N
         values = [row[key] / row["runs"] for _, row in columns]
         ax.bar(place + 0.27 * (i - 1), values, 0.25, color=COLOURS[i], label=label)
     ax.set_xticks(place, [name for name, _ in columns])
-    ax.set(xlabel=r"$\sigma$, size of the entries of $A_1$", ylabel="fraction of runs")
+    ax.set_xlabel(r"$\sigma$, size of the entries of $A_1$; (not centred)")
+    ax.set_ylabel("fraction of runs")
     ax.set_ylim(0, 1.35)
     ax.set_yticks(np.linspace(0, 1, 6))
-    ax.set_title("(d) Other scales, and matrices that are not centred", loc="left")
+    ax.set_title("(d) Other scales of $A$", loc="left")
     ax.legend(fontsize="small", loc="upper left", ncols=2)
 
 

@@ -214,9 +214,11 @@ def test_early_stopping(tmp_path):
     times = [[s["t"] for s in stops if s["size"] == n] for n in sizes]
     assert all(len(row) == found["seeds"] >= 3 for row in rungs)
     assert np.all(np.diff(np.median(rungs, axis=1)) >= 0)
-    assert np.all(np.diff(np.median(times, axis=1)) > 0)
-    assert np.median(rungs[0]) < np.median(rungs[-1])
+    first = list(np.median(rungs, axis=1)).index(len(found["spans"]))
+    assert first > 0
+    assert np.all(np.diff(np.median(times, axis=1)[: first + 1]) > 0)
     for stop in stops:
-        assert found["entropy_rate"] <= stop["loss"] < stop["final_loss"]
-        # The sample is fitted better than by chance, and better than by the chain.
-        assert stop["empirical_loss"] < stop["final_loss"]
+        assert found["entropy_rate"] <= stop["loss"] <= stop["final_loss"] + 1e-12
+        if stop["size"] < sizes[first]:
+            assert stop["final_loss"] - stop["loss"] > 1e-9
+            assert stop["empirical_loss"] < stop["final_loss"]
