@@ -111,10 +111,11 @@ def test_a_deviation_follows_the_linearisation(kind):
 
 @pytest.mark.parametrize("geometry", ["scores", "replicator"])
 def test_the_time_of_separation_is_that_of_the_linearisation(geometry):
-    """When the heads' attention has come apart by a tenth, within 5 %."""
+    """When the heads' attention has come apart by 0.02, within 5 %. By a tenth what is
+    not linear already moves the time by 7 to 9 %."""
     problem = TensorFactorisation(target(positions=8), 3, geometry)
     one = SymmetricHeads(problem)
-    apart = 0.1
+    apart = 0.02
 
     def spread(attention):
         middle = attention.mean(axis=-2, keepdims=True)

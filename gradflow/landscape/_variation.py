@@ -203,8 +203,8 @@ def _exponential(
     # compute it; imported here, as it is slow to import.
     from scipy.linalg import expm
 
-    basis, H = _arnoldi(field, *states, *map(jnp.asarray, weights), jnp.asarray(v))
-    basis, H = np.asarray(basis), np.asarray(H)
+    (y, z), (a, b) = states, map(jnp.asarray, weights)
+    basis, H = map(np.asarray, _arnoldi(field, y, z, a, b, jnp.asarray(v)))
     size = H.shape[1]
     length = float(np.linalg.norm(v))
     # Bordered by a column, the exponential also holds the integral whose last entry

@@ -33,8 +33,9 @@ at the start, one where the pattern is learned. A pattern is *acquired* when its
 passes one half for the first time, by the heads that then hold at least half as much of
 it as the one that holds most. Acquisitions are of the `competitive` phase as long as
 the heads are alike (the least cosine between two of them is above one half), and then
-of the `cooperative` phase. There is a stage for each acquisition; two meet where the
-speed is least between them. The cycle is the number of patterns acquired so far.
+of the `cooperative` phase. There is a stage for each acquisition. Two meet where the
+speed is least between them; if it has no minimum there, where the heads come apart, and
+else they are one stage. The cycle is the number of patterns acquired so far.
 
 Nothing here depends on the saved times: what happens is looked for on the steps of the
 solver, and located between them on its dense output.
@@ -66,12 +67,12 @@ def find_stages(flow: Checked[Flow]) -> Stages:
         raise ValueError(f"`flow` must be a Flow, got {type(flow).__name__}.")
     loss = flow.require_problem("`gradflow.find_stages`")
     clock = Clock(flow, loss)
+    if "pattern_shares" in getattr(loss, "observables", ()):
+        stages, acquisitions, reason = competition_and_cooperation(clock)
+        return Stages(stages, clock.plateaus, reason, acquisitions)
     if not clock.peaks:
         return Stages((), (), clock.why_none)
     if isinstance(loss, Problem) and isinstance(loss.model, OneLayerTransformer):
         stages, reason = focus_and_dilution(clock)
         return Stages(stages, clock.plateaus, reason)
-    if "pattern_shares" in getattr(loss, "observables", ()):
-        stages, acquisitions, reason = competition_and_cooperation(clock)
-        return Stages(stages, clock.plateaus, reason, acquisitions)
     return Stages(list(plain_stages(clock)), clock.plateaus)

@@ -108,20 +108,24 @@ class Clock:
         between = range(len(self.extrema) - 1)
         return [0.0, *(self.meeting(i) for i in between), self.end]
 
-    def stretches(self, times: Sequence[float]) -> list[tuple[list[int], float, float]]:
+    def stretches(
+        self,
+        times: Sequence[float],
+        otherwise: Callable[[int], float | None] = lambda i: None,
+    ) -> list[tuple[list[int], float, float]]:
         """The flow cut where it is slowest between two of the times, which are in
-        order: the indices of the times in each stretch, its start and its end. Times
-        between which the speed has no minimum stay together."""
-        groups: list[list[int]] = []
-        starts: list[float] = []
-        for i, t in enumerate(times):
-            since = times[groups[-1][-1]] if groups else -1.0
-            dips = [e for e in self.dips if since < e.t < t]
-            if groups and not dips:
+        order: the indices of the times in each stretch, its start and its end. Where
+        the speed has no minimum before the i-th time, the cut is at `otherwise(i)`, or
+        if that is None the time stays with the one before."""
+        groups, starts = [[0]], [0.0]
+        for i in range(1, len(times)):
+            dips = [e for e in self.dips if times[i - 1] < e.t < times[i]]
+            cut = min(dips, key=lambda e: e.log_speed).t if dips else otherwise(i)
+            if cut is None:
                 groups[-1].append(i)
-                continue
-            starts.append(min(dips, key=lambda e: e.log_speed).t if groups else 0.0)
-            groups.append([i])
+            else:
+                groups.append([i])
+                starts.append(cut)
         return list(zip(groups, starts, [*starts[1:], self.end], strict=True))
 
     @property

@@ -38,8 +38,19 @@ def competition_and_cooperation(
             [],
             f"until t = {clock.end:g} no pattern is acquired: of none is half learned",
         )
+    watch = _Shares(clock.loss)
+
+    def apart(i: int) -> float | None:
+        """Where the heads come apart between two acquisitions, if they do."""
+        before, after = acquired[i - 1], acquired[i]
+        if (before.overlap > HALF) == (after.overlap > HALF):
+            return None
+        return crossing(
+            clock.flow, watch, before.t, after.t, lambda seen: seen["overlap"] - HALF
+        )
+
     stages = []
-    for members, start, end in clock.stretches([a.t for a in acquired]):
+    for members, start, end in clock.stretches([a.t for a in acquired], apart):
         group = [acquired[i] for i in members]
         stages.append(
             Stage(
