@@ -31,16 +31,19 @@ def teacher(
     seed: int = 0,
     reverse: bool = False,
     centred: bool = True,
+    uncorrelated: bool = False,
     **options: Any,
 ) -> gradflow.HighOrderChain:
     """A chain whose A_k are Gaussian with ‖A_k‖_F = size · d · ratio^{1-k}, so that the
     entries of A_1 are of that size, and, where `centred`, sum to zero along rows and
-    along columns.
+    along columns; where `uncorrelated`, also ⟨A_j, A_k⟩ = 0 for j ≠ k, by Gram and
+    Schmidt.
 
     What is the same in all rows of A_k the law does not see; what is the same in all
     its columns adds to the logits whatever was read, and no block can claim it. Of
-    Gaussian matrices both are of order 1/d of ‖A_k‖²: little at the paper's d = 50, but
-    not for the few tokens of a chain whose contexts can be listed.
+    Gaussian matrices both are of order 1/d of ‖A_k‖², and cosines between two of them
+    of order 1/d: little at the paper's d = 50, but not for the few tokens of a chain
+    whose contexts can be listed.
     """
     drawn = gradflow.HighOrderChain.random(
         d, spans, ratio, seed=seed, reverse=reverse, scale=size, **options
@@ -48,6 +51,9 @@ def teacher(
     if not centred:
         return drawn
     A = _centred(drawn.matrices)
+    if uncorrelated:
+        Q, R = np.linalg.qr(A.reshape(len(spans), -1).T)
+        A = (Q * np.sign(np.diag(R))).T.reshape(A.shape)
     norms = [np.linalg.norm(m, axis=(1, 2), keepdims=True) for m in (drawn.matrices, A)]
     return gradflow.HighOrderChain(A * norms[0] / norms[1], spans, **options)
 
