@@ -76,7 +76,7 @@ class StudentWatch(eqx.Module):
 
     problem: gradflow.Problem
 
-    def __call__(self, params: Any) -> dict[str, Array]:
+    def __call__(self, params: Any) -> dict[str, Any]:
         known = self.problem.observables
         A = jnp.asarray(self.problem.population.chain.matrices)
         A = _centred(A)
@@ -154,7 +154,7 @@ class Ladder(eqx.Module):
     problem: gradflow.Problem
 
     def __call__(self, params: Any) -> Float[Array, " rungs"]:
-        return self.problem.observables["ladder"](params)
+        return jnp.asarray(self.problem.observables["ladder"](params))
 
 
 class Climb(NamedTuple):

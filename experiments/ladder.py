@@ -46,6 +46,7 @@ import gradflow
 RATIO, SCALE, HORIZON = 1.7, 1e-3, 1e6
 STRENGTH = 0.5
 """Of the figure."""
+LEAST_SHOWN = 1e-8
 SHOWN = np.geomspace(1.0, HORIZON, 400)
 
 
@@ -203,12 +204,14 @@ def _draw_rungs(ax: Axes, shown: list[Climb], h: int) -> None:
 def _draw_ladder(ax: Axes, shown: list[Climb], h: int) -> None:
     for j in range(h):
         D = np.stack([np.interp(SHOWN, c.ts, c.ladder[:, j]) for c in shown])
+        # What lies far below the axes would take part in the layout of the figure.
+        D = np.maximum(D, LEAST_SHOWN / 2)
         low, high = np.quantile(D, [0.25, 0.75], axis=0)
         ax.fill_between(SHOWN, low, high, color=COLOURS[j], alpha=0.2, linewidth=0)
         ax.plot(SHOWN, np.median(D, axis=0), color=COLOURS[j], label=f"$D_{1 + j}$")
     ax.set(xscale="log", yscale="log", xlabel="time $t$", ylabel="$D_j$ (nats)")
     ax.set_xlim(SHOWN[0], SHOWN[-1])
-    ax.set_ylim(1e-8, 2 * shown[0].ladder[0].max())
+    ax.set_ylim(LEAST_SHOWN, 2 * shown[0].ladder[0].max())
     ax.set_title(
         rf"(b) Median ladder and quartiles, $\sigma$ = {STRENGTH:g}",
         loc="left",
@@ -226,7 +229,7 @@ def _draw_times(ax: Axes, runs: list[Run]) -> None:
         ax.plot([], [], "o", color=colour, label=rf"$\sigma$ = {s:g}")
         ax.plot(
             left[staying, 0],
-            np.full(np.sum(staying), HORIZON),
+            np.full(int(np.sum(staying)), HORIZON),
             "^",
             color=colour,
             markerfacecolor="none",
