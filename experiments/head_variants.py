@@ -222,6 +222,8 @@ def draw(measurement: Measurement) -> Figure:
         loc="outside lower center",
         ncols=3,
         fontsize="small",
+        title="dots: when half is learned; numbers: when, and by which heads",
+        title_fontsize="small",
     )
     return figure
 
@@ -231,21 +233,22 @@ def _draw_variant(ax: Axes, name: str, result: Result) -> None:
     total = followed.seen["pattern_shares"].sum(axis=1)
     for j in range(total.shape[1]):
         ax.plot(followed.ts, total[:, j], color=COLOURS[j], label=f"block {1 + j}")
-    for a in followed.acquisitions:
-        ax.plot([a["t"]], [0.5], "o", color=COLOURS[a["block"] - 1], markersize=4)
-        ax.annotate(
-            _heads(a),
-            (a["t"], 0.5),
-            xytext=(-4, 4),
-            textcoords="offset points",
-            ha="right",
-            fontsize="x-small",
-            color=COLOURS[a["block"] - 1],
+    for i, a in enumerate(followed.acquisitions):
+        colour = COLOURS[a["block"] - 1]
+        ax.plot([a["t"]], [0.5], "o", color=colour, markersize=4)
+        ax.text(
+            0.04,
+            0.95 - 0.08 * i,
+            f"{a['t']:,.0f}: {_heads(a)}",
+            transform=ax.transAxes,
+            va="top",
+            fontsize="small",
+            color=colour,
         )
     for level in (0, 1):
         ax.axhline(level, color="0.7", linewidth=0.8, zorder=0)
-    ax.set(xscale="log", ylim=(-0.25, 1.25))
-    ax.set_xlim(1.0, HORIZON)
+    ax.set(xscale="log", ylim=(-0.1, 1.4))
+    ax.set_xlim(1.0, 1e5)
     ax.set_title(name, loc="left", fontsize="medium")
 
 

@@ -233,7 +233,6 @@ def _draw_times(ax: Axes, runs: list[Run]) -> None:
             "^",
             color=colour,
             markerfacecolor="none",
-            clip_on=False,
         )
     ends = [0.3, HORIZON]
     ax.plot(ends, ends, color="0.5", linewidth=1, linestyle="--")
