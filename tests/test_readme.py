@@ -78,6 +78,7 @@ def test_the_tour_runs(index, tmp_path, monkeypatch):
         "my_loss": bowl,
         "P": np.full((3, 3), 1 / 3),
         "pi": [0.6, 0.3, 0.1],
+        "G": np.eye(2, 4),
         "bigrams": np.ones((3, 3)),
         "A": jnp.eye(2),
         "b": jnp.ones(2),

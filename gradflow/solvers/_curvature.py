@@ -1,5 +1,6 @@
 """The top of a Hessian's spectrum, followed along a flow on Hessian-vector products."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,8 @@ from jaxtyping import Array, Bool, Float, Float32, Int
 
 BLOCK = 4
 """Eigenpairs are taken up, dropped and multiplied in blocks of so many."""
+FEW = 2 * BLOCK
+"""Active pairs up to which the inverse looks at so many rows only."""
 STIFF, SLACK = 0.2, 0.02
 """An eigenvalue λ matters to a step of coefficient c where cλ exceeds `STIFF`; a block
 below `SLACK` is dropped."""
@@ -61,13 +64,21 @@ class Curvature(eqx.Module):
         # too long to be accepted; the floor keeps all finite until it is shortened.
         top = 1 / jnp.maximum(1 + c * self.eigenvalues, 0.2) - rest
 
-        def apply(r: Float[Array, " n"]) -> Float[Array, " n"]:
-            along = self.V @ r.astype(jnp.float32)
-            return rest * r + ((top.astype(jnp.float32) * along) @ self.V).astype(
-                r.dtype
-            )
+        def with_rows(count: int, r: Float[Array, " n"]) -> Float[Array, " n"]:
+            V, factors = self.V[:count], top[:count].astype(jnp.float32)
+            along = V @ r.astype(jnp.float32)
+            return rest * r + ((factors * along) @ V).astype(r.dtype)
 
-        return apply
+        rank = self.V.shape[0]
+        if rank <= FEW:
+            return functools.partial(with_rows, rank)
+        # The rows that are not active are zero, but reading them takes as long.
+        return lambda r: jax.lax.cond(
+            self.active <= FEW,
+            functools.partial(with_rows, FEW),
+            functools.partial(with_rows, rank),
+            r,
+        )
 
     def fitted(self, c: Float[Array, ""]) -> "Curvature":
         """With more or fewer active pairs, as many as matter to a step."""
