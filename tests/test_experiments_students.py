@@ -139,7 +139,7 @@ def test_head_dynamics(tmp_path):
     assert found["entropy_rate"] == pytest.approx(oracle.entropy_rate, rel=1e-12)
     assert found["final_loss"] >= oracle.entropy_rate
     assert found["final_loss"] == pytest.approx(oracle.entropy_rate, rel=1e-3)
-    best = [oracle.best_loss(j) for j in range(h + 1)]
+    best = [np.log(oracle.d), *(oracle.best_loss(j) for j in range(1, h + 1))]
     np.testing.assert_allclose(found["optima"], best, rtol=1e-8)
     np.testing.assert_allclose(found["plateau_losses"], best[1:-1], rtol=5e-3)
     np.testing.assert_allclose(np.sum(found["final_shares"], axis=0), 1, atol=0.02)
