@@ -94,10 +94,11 @@ def run(
             f"{c.what:{width}}  {c.theory:>12.6g}  {c.obtained:>12.6g}  "
             f"{c.error:>8.1e}  {c.within:g}{verdict}"
         )
+    # The numbers first: a figure that fails must not lose them.
+    write(options.out / f"{name}.json", options.quick, found)
     figure = draw(found)
     for suffix in ("png", "pdf"):
         figure.savefig(options.out / f"{name}.{suffix}", dpi=150)
-    write(options.out / f"{name}.json", options.quick, found)
     print(f"figure: {options.out / name}.png, .pdf; numbers: {options.out / name}.json")
 
 

@@ -13,7 +13,7 @@ compile_small_loops_whole()
 # frequencies and conserved quantities drown in its rounding.
 jax.config.update("jax_enable_x64", True)
 
-from . import landscape as landscape, solvers as solvers  # noqa: E402
+from . import landscape as landscape, solvers as solvers, sweeps as sweeps  # noqa: E402
 from ._certificate import Certificate as Certificate  # noqa: E402
 from ._converged import Convergence as Convergence, converged as converged  # noqa: E402
 from ._events import (  # noqa: E402
@@ -66,6 +66,13 @@ from .stages import (  # noqa: E402
     Stage as Stage,
     Stages as Stages,
     find_stages as find_stages,
+)
+from .sweeps import (  # noqa: E402
+    StoreError as StoreError,
+    Sweep as Sweep,
+    SweepError as SweepError,
+    open_store as open_store,
+    sweep as sweep,
 )
 
 __version__ = importlib.metadata.version("gradflow")

@@ -261,25 +261,26 @@ class Flow(eqx.Module):
         behind. Parameters of a type of the user's own come back as a dictionary
         unless `Flow.load` is told their structure.
         """
+        return _storage.write(path, self.contents())
+
+    def contents(self) -> dict[str, Any]:
+        """What a run file holds of the flow."""
         storable = _storage.can_pack(self.params)
-        return _storage.write(
-            path,
-            {
-                "ts": self.ts,
-                "params": self.params if storable else None,
-                "leaves": None if storable else _named_leaves(self.params),
-                "start": jax.tree.leaves(self.start),
-                "loss": self.loss,
-                "speed": self.speed,
-                "observables": self.observables,
-                "stats": self.stats,
-                "result": _result_name(self.result),
-                "certificate": self.certificate,
-                "settings": self.settings._asdict(),
-                "problem": self.problem if _storage.can_pack(self.problem) else None,
-                "versions": versions(),
-            },
-        )
+        return {
+            "ts": self.ts,
+            "params": self.params if storable else None,
+            "leaves": None if storable else _named_leaves(self.params),
+            "start": jax.tree.leaves(self.start),
+            "loss": self.loss,
+            "speed": self.speed,
+            "observables": self.observables,
+            "stats": self.stats,
+            "result": _result_name(self.result),
+            "certificate": self.certificate,
+            "settings": self.settings._asdict(),
+            "problem": self.problem if _storage.can_pack(self.problem) else None,
+            "versions": versions(),
+        }
 
     @classmethod
     def load(
@@ -303,29 +304,40 @@ class Flow(eqx.Module):
         - `solver`: the flow's solver, for one that goes by no name in gradflow.
         """
 
-        def build(run: dict[str, Any]) -> "Flow":
-            params = run["leaves"] if run["params"] is None else run["params"]
-            if like is not None:
-                # A dictionary of leaves is in the order of the original's.
-                in_order = run["params"] is not None
-                leaves = jax.tree.leaves(params) if in_order else list(params.values())
-                params = jax.tree.unflatten(jax.tree.structure(like), leaves)
-            return cls(
-                ts=run["ts"],
-                params=params,
-                loss=run["loss"],
-                speed=run["speed"],
-                observables=run["observables"],
-                stats={**run["stats"], "versions": run["versions"]},
-                start=jax.tree.unflatten(jax.tree.structure(params), run["start"]),
-                result=getattr(diffrax.RESULTS, run["result"]),
-                certificate=run["certificate"],
-                settings=Settings(**run["settings"]),
-                problem=run["problem"] if loss is None else loss,
-                solver=solver,
-            )
+        return _storage.read(
+            path, lambda run: cls.from_contents(run, loss, like=like, solver=solver)
+        )
 
-        return _storage.read(path, build)
+    @classmethod
+    def from_contents(
+        cls,
+        run: dict[str, Any],
+        loss: Callable | None = None,
+        *,
+        like: PyTree | None = None,
+        solver: diffrax.AbstractSolver | None = None,
+    ) -> "Flow":
+        """The flow of which `contents` told, with the options of `load`."""
+        params = run["leaves"] if run["params"] is None else run["params"]
+        if like is not None:
+            # A dictionary of leaves is in the order of the original's.
+            in_order = run["params"] is not None
+            leaves = jax.tree.leaves(params) if in_order else list(params.values())
+            params = jax.tree.unflatten(jax.tree.structure(like), leaves)
+        return cls(
+            ts=run["ts"],
+            params=params,
+            loss=run["loss"],
+            speed=run["speed"],
+            observables=run["observables"],
+            stats={**run["stats"], "versions": run["versions"]},
+            start=jax.tree.unflatten(jax.tree.structure(params), run["start"]),
+            result=getattr(diffrax.RESULTS, run["result"]),
+            certificate=run["certificate"],
+            settings=Settings(**run["settings"]),
+            problem=run["problem"] if loss is None else loss,
+            solver=solver,
+        )
 
     def to_xarray(self) -> "xarray.Dataset":
         """The flow as an `xarray.Dataset` over the dimension `time`."""

@@ -1,4 +1,4 @@
-"""A progress bar on the logarithmic clock."""
+"""Progress bars: of a flow, on the logarithmic clock, and of a count."""
 
 import contextlib
 import math
@@ -24,9 +24,7 @@ def progress_bar(t1: float, shown: bool) -> Iterator[Report]:
         return math.log1p(1e5 * t / t1) / math.log1p(1e5)
 
     layout = "{l_bar}{bar}| {elapsed}{postfix}"
-    # A log file wants a line now and then, a terminal a moving bar.
-    pause = 0.1 if sys.stderr.isatty() else 10.0
-    with tqdm(total=1000, desc="flow", bar_format=layout, mininterval=pause) as bar:
+    with tqdm(total=1000, desc="flow", bar_format=layout, mininterval=_pause()) as bar:
 
         def report(t: float, loss: float, steps: int) -> None:
             bar.set_postfix_str(
@@ -36,3 +34,30 @@ def progress_bar(t1: float, shown: bool) -> Iterator[Report]:
 
         yield report
         bar.refresh()
+
+
+@contextlib.contextmanager
+def count_bar(
+    total: int, name: str, shown: bool
+) -> Iterator[Callable[[int, str], None]]:
+    """A function to call with (how many are done, a remark), for a bar that shows the
+    rate and the time left."""
+    if not shown:
+        yield lambda count, remark: None
+        return
+    from tqdm.auto import tqdm
+
+    # The first counts take long, as workers compile: the rate is that of late.
+    with tqdm(total=total, desc=name, mininterval=_pause(), smoothing=0.05) as bar:
+
+        def report(count: int, remark: str) -> None:
+            bar.set_postfix_str(remark, refresh=False)
+            bar.update(count - bar.n)
+
+        yield report
+        bar.refresh()
+
+
+def _pause() -> float:
+    # A log file wants a line now and then, a terminal a moving bar.
+    return 0.1 if sys.stderr.isatty() else 10.0

@@ -7,13 +7,14 @@ was cut short, altered or written by something else is refused.
 """
 
 import hashlib
+import io
 import json
 import os
 import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import equinox as eqx
 import jax
@@ -132,18 +133,37 @@ def write(path: str | os.PathLike, header: dict[str, Any]) -> Path:
         raise FileNotFoundError(
             f"no folder '{path.parent}' to write the run file '{path.name}' into."
         )
+    members = _members(header)
+    write_whole(path, lambda file: np.savez(file, allow_pickle=False, **members))
+    return path
+
+
+def encode(header: dict[str, Any]) -> bytes:
+    """The bytes that `write` writes."""
+    buffer = io.BytesIO()
+    np.savez(buffer, allow_pickle=False, **_members(header))
+    return buffer.getvalue()
+
+
+def _members(header: dict[str, Any]) -> dict[str, Any]:
     arrays: dict[str, np.ndarray] = {}
     packed = {"format": FORMAT, "version": FORMAT_VERSION, "run": pack(header, arrays)}
     text = json.dumps(packed).encode()
     members = {"header": np.frombuffer(text, dtype=np.uint8), **arrays}
-    digest = np.frombuffer(_digest(members), dtype=np.uint8)
+    return {"digest": np.frombuffer(_digest(members), dtype=np.uint8), **members}
+
+
+def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> os.stat_result:
+    """Let `write` fill the file at `path`, which is there whole or not at all, and
+    return the state of what was written."""
     # In the same folder, so that the rename stays on one file system.
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
-            np.savez(file, allow_pickle=False, digest=digest, **members)
+            write(file)
             file.flush()
             os.fsync(file.fileno())
+            state = os.fstat(file.fileno())
         # mkstemp makes files for the owner alone; a result is an ordinary file.
         umask = os.umask(0)
         os.umask(umask)
@@ -152,7 +172,7 @@ def write(path: str | os.PathLike, header: dict[str, Any]) -> Path:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
-    return path
+    return state
 
 
 def read(path: str | os.PathLike, build: Callable[[dict[str, Any]], _T]) -> _T:
@@ -162,8 +182,18 @@ def read(path: str | os.PathLike, build: Callable[[dict[str, Any]], _T]) -> _T:
         raise RunFileError(f"no run file at '{path}'.")
     try:
         # Opened here, as NumPy leaves a file open that it cannot read.
-        with path.open("rb") as file:
-            members = dict(np.load(file, allow_pickle=False))
+        file = path.open("rb")
+    except OSError as error:
+        raise RunFileError(f"'{path}' cannot be read: {error.strerror}.") from error
+    with file:
+        packed, arrays = decode(file, path)
+    return built(path, lambda: build(unpack(packed, arrays)))
+
+
+def decode(file: io.BufferedIOBase, path: Path) -> tuple[Any, dict[str, np.ndarray]]:
+    """What `unpack` takes, from the contents of the file at `path`, checked."""
+    try:
+        members = dict(np.load(file, allow_pickle=False))
     except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
         raise RunFileError(
             f"'{path}' is not a gradflow run file, or it was cut short or damaged "
@@ -187,8 +217,14 @@ def read(path: str | os.PathLike, build: Callable[[dict[str, Any]], _T]) -> _T:
             f"'{path}' has the format {found[0]!r} version {found[1]!r}; this version "
             f"of gradflow reads {FORMAT!r} version {FORMAT_VERSION}."
         )
+    return header.get("run"), members
+
+
+def built(path: Path, build: Callable[[], _T]) -> _T:
+    """What `build` makes of the contents of the file at `path`, or an error that names
+    the file."""
     try:
-        return build(unpack(header["run"], members))
+        return build()
     except (RunFileError, KeyError, TypeError, ValueError) as error:
         raise RunFileError(f"'{path}' cannot be read: {error}.") from error
 

@@ -8,11 +8,11 @@ import warnings
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
-from . import __version__, _checks, solvers
+from . import __version__, _checks, _cli_sweeps, solvers
 from ._flow import Flow, FlowError
 from ._integrate import integrate
 from ._storage import RunFileError
@@ -22,6 +22,7 @@ from .populations import FiniteContext, InfiniteContext
 from .problem import Problem
 from .saddles import visited_saddles
 from .stages import find_stages
+from .sweeps import SweepError, sweep
 
 DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
@@ -63,6 +64,13 @@ def _complain(sentence: str, code: int) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    if arguments.set:
+        return _run_many(arguments)
+    for name in ("workers", "engine"):
+        if getattr(arguments, name) is not None:
+            raise _BadInput(f"--{name} goes with --set.")
+    if arguments.output is None:
+        arguments.output = Path("out/run")
     problem = _problem(arguments)
     # Everything is checked under the name that it has here, before any work.
     try:
@@ -225,6 +233,78 @@ def _folder(path: Path) -> Path:
     return path
 
 
+#
+# gradflow run --set, gradflow sweep, gradflow status
+#
+
+
+def _run_many(arguments: argparse.Namespace) -> int:
+    output = Path("out/sweep") if arguments.output is None else arguments.output
+    options = {"store": output, "engine": arguments.engine or "local"}
+    if arguments.workers is not None:
+        options["workers"] = arguments.workers
+    try:
+        grid = _cli_sweeps.settings(arguments.set)
+        job = _cli_sweeps.run_job(_options(arguments), grid, options)
+    except ValueError as error:
+        raise _BadInput(str(error)) from error
+    return _carry_out(job, not arguments.no_progress)
+
+
+def _options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The options of a run as a task takes them."""
+    if arguments.matrix is not None:
+        matrix = _chain(arguments).transition  # checked, with the file named
+        return {
+            **{name: getattr(arguments, name) for name in _cli_sweeps.SETTINGS},
+            "stationary": None,
+            "matrix": np.asarray(matrix),
+        }
+    options = {name: getattr(arguments, name) for name in _cli_sweeps.SETTINGS}
+    if arguments.stickiness is None:
+        options["stickiness"] = STICKINESS
+    stationary = arguments.stationary
+    options["stationary"] = STATIONARY if stationary is None else stationary
+    return {**options, "matrix": None}
+
+
+def _sweep(arguments: argparse.Namespace) -> int:
+    defaults = _options(_parser().parse_args(["run"]))
+    try:
+        job = _cli_sweeps.read_config(arguments.config, defaults)
+    except ValueError as error:
+        raise _BadInput(str(error)) from error
+    return _carry_out(job, not arguments.no_progress)
+
+
+def _carry_out(job: _cli_sweeps.Job, progress: bool) -> int:
+    store = job.options["store"]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # all that they say is in the report
+            report = sweep(job.task, job.grid, **job.options, progress=progress)
+    except ValueError as error:
+        raise _BadInput(str(error)) from error
+    except SweepError as error:
+        return _complain(str(error), FAILED)
+    except KeyboardInterrupt:
+        sentence = f"interrupted. What was computed is in {store}; the same command"
+        return _complain(f"{sentence} goes on from there.", INTERRUPTED)
+    print(report)
+    return FAILED if report.failures else DONE
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    try:
+        text, sound = _cli_sweeps.status(
+            arguments.store, check=arguments.check, traceback=arguments.traceback
+        )
+    except ValueError as error:
+        raise _BadInput(str(error)) from error
+    print(text)
+    return DONE if sound else FAILED
+
+
 def _description(arguments: argparse.Namespace, problem: Problem) -> str:
     model = problem.model
     context = "infinite" if arguments.context is None else f"{arguments.context} tokens"
@@ -377,10 +457,25 @@ def _parser() -> _Parser:
     run.add_argument(
         "--output",
         type=Path,
-        default=Path("out/run"),
         metavar="DIR",
-        help="folder for flow.npz and overview.png (default: out/run)",
+        help="folder for flow.npz and overview.png (default: out/run), or with --set "
+        "for the store (default: out/sweep)",
     )
+    many = run.add_argument_group("many flows")
+    many.add_argument(
+        "--set",
+        action="append",
+        metavar="NAME=A,B,…",
+        help="compute a flow for each of these values of an option, and for each "
+        "combination if given several times, into a store",
+    )
+    many.add_argument(
+        "--workers",
+        type=int,
+        metavar="N",
+        help="flows computed at once (default: one for each core)",
+    )
+    many.add_argument("--engine", metavar="NAME", help="local (default) or ray")
     run.add_argument("--no-progress", action="store_true", help="no progress bar")
 
     show = commands.add_parser(
@@ -394,4 +489,36 @@ def _parser() -> _Parser:
     show.add_argument(
         "--figure", type=Path, metavar="PATH", help="write the overview figure here"
     )
+    _add_sweeps(commands)
     return parser
+
+
+def _add_sweeps(commands: Any) -> None:
+    sweep = commands.add_parser(
+        "sweep",
+        help="compute a task at every point of a grid",
+        description="Compute what a TOML file describes: `store`, a folder; `task`, as "
+        "module:function or file.py:function, or else `[run]`, options of `gradflow "
+        "run`; and `[grid]`, `[[points]]` or `[draws]`. What is in the store already "
+        "is not computed again.",
+        allow_abbrev=False,
+    )
+    sweep.set_defaults(command=_sweep)
+    sweep.add_argument("config", type=Path, metavar="CONFIG", help="a TOML file")
+    sweep.add_argument("--no-progress", action="store_true", help="no progress bar")
+
+    status = commands.add_parser(
+        "status",
+        help="say what a store holds",
+        description="Print what a store holds and what failed. The exit code is 0 if "
+        "every point has its result.",
+        allow_abbrev=False,
+    )
+    status.set_defaults(command=_status)
+    status.add_argument("store", type=Path, metavar="STORE", help="a folder")
+    status.add_argument(
+        "--check", action="store_true", help="read every result and name the damaged"
+    )
+    status.add_argument(
+        "--traceback", action="store_true", help="show the tracebacks of failures"
+    )

@@ -40,6 +40,17 @@ MAY_IMPORT = {
     "landscape": set(),
     "saddles": {"_flow", "landscape", "stages"},
     "_rank_one_comparison": {"_flow", "_integrate", "models", "problem"},
+    "sweeps": {
+        "_flow",
+        "_integrate",
+        "_progress",
+        "chains",
+        "models",
+        "populations",
+        "problem",
+        "solvers",
+    },
+    "_cli_sweeps": {"sweeps"},
     "plotting": {
         "_flow",
         "_rank_one_comparison",
@@ -51,6 +62,7 @@ MAY_IMPORT = {
         "saddles",
     },
     "cli": {
+        "_cli_sweeps",
         "_flow",
         "_integrate",
         "chains",
@@ -61,6 +73,7 @@ MAY_IMPORT = {
         "saddles",
         "solvers",
         "stages",
+        "sweeps",
     },
 }
 """Left may import right, and the shared helpers. `populations → models` is for the type
@@ -70,8 +83,9 @@ ONLY_IN = {
     "diffrax": {"_integrate", "_flow", "_segments", "_record", "solvers"},
     "optax": set(),
     "matplotlib": {"plotting"},
-    "xarray": {"_flow"},
-    "ray": set(),
+    "xarray": {"_flow", "sweeps"},
+    "cloudpickle": {"sweeps"},
+    "ray": {"sweeps"},
 }
 
 
@@ -137,7 +151,8 @@ def test_import_is_lean():
     """What is slow to import is imported when it is used."""
     code = (
         "import sys, diffrax; before = set(sys.modules); import gradflow;"
-        "heavy = {'matplotlib', 'xarray', 'pandas', 'tqdm', 'optax', 'ray'};"
+        "heavy = {'matplotlib', 'xarray', 'pandas', 'tqdm', 'optax', 'ray',"
+        "'cloudpickle'};"
         "new = {m.split('.')[0] for m in set(sys.modules) - before};"
         "print(sorted(heavy & new), 'scipy.integrate' in set(sys.modules) - before)"
     )

@@ -1,0 +1,304 @@
+"""Workers on this machine: processes that are started once and keep what they load."""
+
+import contextlib
+import os
+import pickle
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Generator, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .. import _checks
+from .._checks import Checked
+from . import _worker
+from ._worker import Shipped
+
+THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+)
+
+PATIENCE = 1.0
+"""Seconds that a worker has to end by itself."""
+
+
+class SweepError(RuntimeError):
+    """A sweep that could not go on. What was computed until then is in the store."""
+
+
+class Outcome(NamedTuple):
+    """What became of a point."""
+
+    point: dict[str, Any]
+    kind: str
+    """`encoded`, `values` or `failed`, as `_worker.compute` says."""
+    content: Any
+
+
+def single_threaded(flags: str) -> str:
+    """XLA_FLAGS, with which a worker of one core starts no threads to share it."""
+    if "--xla_cpu_multi_thread_eigen" in flags:
+        return flags
+    return f"{flags} --xla_cpu_multi_thread_eigen=false".strip()
+
+
+def available_cpus() -> list[int]:
+    """The cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+class LocalWorkers:
+    """Worker processes on this machine, for one sweep or for several.
+
+    `sweep` starts workers of its own and ends them. Those that are given to it as
+    `engine` live as long as the `with` block, and keep what JAX compiled:
+
+        with gradflow.sweeps.LocalWorkers(2) as workers:
+            gradflow.sweep(task, grid, store="first", engine=workers)
+            gradflow.sweep(task, other, store="second", engine=workers)
+
+    **Arguments:**
+
+    - `workers`: how many; by default as many as get `cpus` cores each.
+    - `cpus`: cores of each; the threads of XLA and of linear algebra keep to them.
+    - `pin`: whether to hold each worker to its own part of the cores that this process
+        may use. Without, workers are still limited in their threads.
+    """
+
+    def __init__(
+        self,
+        workers: Checked[int | None] = None,
+        *,
+        cpus: Checked[int] = 1,
+        pin: Checked[bool] = True,
+    ):
+        cpus = _checks.whole_number("cpus", cpus)
+        available = available_cpus()
+        if workers is None:
+            workers = max(1, len(available) // cpus)
+        count = _checks.whole_number("workers", workers)
+        shares: Sequence[Sequence[int]] = [()] * count
+        if pin and count <= len(available):
+            # All cores are handed out, so that two sweeps of half as many workers as
+            # there are cores do not sit on the same half.
+            shares = [available[i::count] for i in range(count)]
+        self._workers = [_Process(share, cpus) for share in shares]
+
+    def __enter__(self) -> "LocalWorkers":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self._workers:
+            worker.end()
+
+    def start(self, task: Shipped, points: int, retries: int) -> None:
+        """Have `task` loaded by as many workers as `points` keep busy."""
+        used = self._workers[:points]
+        for worker in used:  # all at once, as each takes a while
+            worker.launch(task)
+        for worker in used:
+            worker.ready(task, retries)
+
+    def run(
+        self, task: Shipped, labels: Iterator[dict[str, Any]], retries: int
+    ) -> Generator[Outcome, None, None]:
+        """The outcome at each of `labels` as it comes. Workers that are still busy when
+        the caller has had enough are killed."""
+        busy = [worker for worker in self._workers if worker.has_loaded(task)]
+        feed = _Feed(labels)
+        # Room for one: what waits for the disk is lost if this process is killed.
+        outcomes: queue.Queue[Outcome | BaseException | None] = queue.Queue(1)
+        threads = [
+            threading.Thread(
+                target=worker.serve, args=(task, feed, outcomes, retries), daemon=True
+            )
+            for worker in busy
+        ]
+        done = False
+        try:
+            for thread in threads:
+                thread.start()
+            at_work = len(threads)
+            while at_work:
+                outcome = outcomes.get()
+                if outcome is None:
+                    at_work -= 1
+                elif isinstance(outcome, BaseException):
+                    raise outcome
+                else:
+                    yield outcome
+            done = True
+        finally:
+            if not done:
+                feed.stopped.set()
+            for worker, thread in zip(busy, threads, strict=True):
+                while thread.is_alive():
+                    if not done:
+                        worker.kill()
+                    thread.join(0.01)
+
+
+class _Feed:
+    """What is still to do, for several threads."""
+
+    def __init__(self, labels: Iterator[dict[str, Any]]):
+        self._labels = labels
+        self._lock = threading.Lock()
+        self.stopped = threading.Event()
+
+    def next(self) -> dict[str, Any] | None:
+        with self._lock:
+            return None if self.stopped.is_set() else next(self._labels, None)
+
+
+class _Process:
+    """One worker process, started anew when it dies."""
+
+    def __init__(self, share: Sequence[int], cpus: int):
+        self._share = list(share)
+        self._cpus = cpus
+        self._process: subprocess.Popen[bytes] | None = None
+        self._asked: Shipped | None = None
+        """The task that it was told to load."""
+        self._loaded: Shipped | None = None
+
+    def has_loaded(self, task: Shipped) -> bool:
+        return self._process is not None and self._loaded == task
+
+    def launch(self, task: Shipped) -> None:
+        """Start the process, if there is none, and tell it to load `task`; that it dies
+        on the way is noticed by `ready`."""
+        if self._process is None:
+            self._process = subprocess.Popen(
+                # By its path: as a part of gradflow it would bring in all of it.
+                [sys.executable, "-P", str(Path(_worker.__file__))],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=self._environment(),
+                start_new_session=True,  # Ctrl-C is for the parent to act on
+            )
+            self._send("set up", (sys.path, self._share))
+        if self._asked != task:
+            self._asked = task
+            self._send("task", task)
+
+    def _environment(self) -> dict[str, str]:
+        environment = dict(os.environ)
+        for name in THREAD_VARIABLES:
+            environment[name] = str(self._cpus)
+        if self._cpus == 1:
+            flags = environment.get("XLA_FLAGS", "")
+            environment["XLA_FLAGS"] = single_threaded(flags)
+        return environment
+
+    def ready(self, task: Shipped, retries: int) -> None:
+        """Wait until `task` is loaded."""
+        ends: list[str] = []
+        while not self.has_loaded(task):
+            self.launch(task)
+            answer = self._answer()
+            if answer is None:
+                ends.append(self.end())
+                if len(ends) > retries:
+                    raise SweepError(
+                        f"a worker process died {_times(ends)} while it was to load "
+                        "the task."
+                    )
+            elif answer[0] == "failed":
+                self.end()
+                reason, trace = answer[1]
+                raise ValueError(
+                    "`task` must be a function that a worker process can load, but "
+                    f"there it raised {reason}\n\n{trace}"
+                )
+            else:
+                self._loaded = task
+
+    def serve(
+        self, task: Shipped, feed: _Feed, outcomes: queue.Queue, retries: int
+    ) -> None:
+        """Compute what `feed` gives until it gives no more; then say None."""
+        last: BaseException | None = None
+        try:
+            while (label := feed.next()) is not None:
+                outcome = self._attempt(task, label, feed, retries)
+                _put(outcomes, outcome, feed)
+        except BaseException as error:  # to be raised where the sweep was called
+            last = error
+        _put(outcomes, last, feed)
+
+    def _attempt(
+        self, task: Shipped, label: dict[str, Any], feed: _Feed, retries: int
+    ) -> Outcome:
+        ends: list[str] = []
+        while len(ends) <= retries and not feed.stopped.is_set():
+            self.ready(task, retries)
+            self._send("point", label)
+            answer = self._answer()
+            if answer is not None:
+                return Outcome(label["point"], *answer)
+            ends.append(self.end())
+        reason = f"the worker process died {_times(ends)}"
+        return Outcome(label["point"], "failed", (reason, f"{reason}\n"))
+
+    def kill(self) -> None:
+        """Stop the process; from any thread, so that one that waits for an answer
+        learns that there is none."""
+        process = self._process
+        if process is not None:
+            process.kill()
+
+    def end(self) -> str:
+        """Let the process end, and say how it did."""
+        process, self._process = self._process, None
+        self._asked = self._loaded = None
+        if process is None:
+            return ""
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with contextlib.suppress(OSError):
+            process.stdin.close()  # at which it ends, if it lives
+        try:
+            code = process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            code = process.wait()
+        process.stdout.close()
+        return f"by signal {-code}" if code < 0 else f"with exit code {code}"
+
+    def _send(self, kind: str, content: Any) -> None:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):  # it died, which `_answer` tells
+            _worker.send(self._process.stdin, (kind, content))
+
+    def _answer(self) -> tuple[str, Any] | None:
+        """What the process says, or None if it died instead."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        try:
+            return pickle.load(self._process.stdout)
+        except (EOFError, OSError, pickle.UnpicklingError):
+            return None
+
+
+def _times(ends: list[str]) -> str:
+    count = "once" if len(ends) == 1 else f"{len(ends)} times, the last time"
+    return f"{count} {ends[-1]}" if ends else count
+
+
+def _put(outcomes: queue.Queue, outcome: Any, feed: _Feed) -> None:
+    """Hand over an outcome unless nobody waits for it any more."""
+    while not feed.stopped.is_set():
+        try:
+            return outcomes.put(outcome, timeout=0.1)
+        except queue.Full:
+            continue

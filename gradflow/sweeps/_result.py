@@ -1,0 +1,134 @@
+"""One result: as bytes with a seal, and what a dataset shows of it.
+
+A result is a run file (`_storage`) with a seal, the SHA-256 of its name and of every
+byte before it, as the comment of its zip archive. So a result is checked by hashing it,
+without parsing, and no byte of it escapes the check, nor does a file that took the name
+of another; NumPy opens it like any other `.npz`.
+"""
+
+import hashlib
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from .. import _storage
+from .._flow import Flow
+from .._ravel import path_name
+from .._storage import RunFileError
+from ._grid import key_of
+from ._worker import plain_values
+
+SEAL = 64
+"""Bytes of a seal: a SHA-256 in hexadecimal digits."""
+
+FLOW, VALUES = "flow", "values"
+
+
+class Encoded(NamedTuple):
+    """A result as it is stored."""
+
+    data: bytes
+    summary: dict[str, Any]
+    """What the index of a store holds of it, as JSON: its kind, and for each variable
+    its value if it is a number, else its type and shape."""
+
+
+def encode(result: Any, label: Mapping[str, Any]) -> Encoded:
+    """A task's result, with the `label` that says of what it is the result."""
+    if isinstance(result, Flow):
+        kind, content = FLOW, result.contents()
+    else:
+        kind, content = VALUES, plain_values(result, label["point"])
+    data = _storage.encode({**label, "kind": kind, "content": content})
+    # The last two bytes of a zip archive without a comment are the comment's length.
+    body = data[:-2] + SEAL.to_bytes(2, "little")
+    key = key_of(label["task"], label["version"], label["point"])
+    shown = _shown(kind, content)
+    return Encoded(
+        body + _seal(key, body), {"kind": kind, "variables": _outline(shown)}
+    )
+
+
+def _seal(key: str, body: bytes) -> bytes:
+    sha = hashlib.sha256(key.encode())
+    sha.update(body)
+    return sha.hexdigest().encode()
+
+
+def read(path: Path) -> bytes:
+    """The bytes of the result at `path`, with the seal checked."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise RunFileError(f"'{path}' cannot be read: {error.strerror}.") from error
+    if _seal(path.stem, data[:-SEAL]) != data[-SEAL:]:
+        raise RunFileError(
+            f"'{path}' is damaged: its contents do not match their digest."
+        )
+    return data
+
+
+def decode(path: Path) -> tuple[dict[str, Any], Flow | dict[str, Any]]:
+    """The label and the result in the file at `path`."""
+    packed, arrays = _storage.decode(io.BytesIO(read(path)), path)
+
+    def build() -> tuple[dict[str, Any], Flow | dict[str, Any]]:
+        label = _storage.unpack(packed, arrays)
+        kind, content = label.pop("kind"), label.pop("content")
+        return label, Flow.from_contents(content) if kind == FLOW else content
+
+    return _storage.built(path, build)
+
+
+def variables(path: Path) -> tuple[str, dict[str, Any]]:
+    """The kind and the variables of the result at `path`; no object is rebuilt."""
+    packed, arrays = _storage.decode(io.BytesIO(read(path)), path)
+
+    def build() -> tuple[str, dict[str, Any]]:
+        fields = packed["dict"]
+        names = _FLOW_FIELDS if fields["kind"] == FLOW else fields["content"]["dict"]
+        content = {
+            name: _storage.unpack(fields["content"]["dict"][name], arrays)
+            for name in names
+        }
+        return fields["kind"], _shown(fields["kind"], content)
+
+    return _storage.built(path, build)
+
+
+def summary(path: Path) -> dict[str, Any]:
+    """What the index holds of the result at `path`, from the file itself."""
+    kind, shown = variables(path)
+    return {"kind": kind, "variables": _outline(shown)}
+
+
+_FLOW_FIELDS = ("ts", "loss", "speed", "observables", "result")
+
+
+def _shown(kind: str, content: dict[str, Any]) -> dict[str, Any]:
+    """The variables of a dataset: numbers and arrays by name."""
+    if kind == VALUES:
+        return content
+    shown: dict[str, Any] = {
+        "final_loss": float(content["loss"][-1]),
+        "final_time": float(content["ts"][-1]),
+        "successful": content["result"] in ("successful", "event_occurred"),
+        **{name: np.asarray(content[name]) for name in ("ts", "loss", "speed")},
+    }
+    leaves, _ = jax.tree_util.tree_flatten_with_path(content["observables"])
+    for where, leaf in leaves:
+        shown.setdefault(path_name(where), np.asarray(leaf))
+    return shown
+
+
+def _outline(shown: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: [value.dtype.str, list(value.shape)]
+        if isinstance(value, np.ndarray)
+        else value
+        for name, value in shown.items()
+    }
