@@ -14,6 +14,8 @@ from ._events import crossing
 from ._flow import Flow
 from ._metric import descent
 
+ROUNDING = 16 * np.finfo(float).eps
+
 
 def best_stopping_time(
     flow: Checked[Flow], loss: Checked[Callable[[PyTree], Any] | None] = None
@@ -25,7 +27,7 @@ def best_stopping_time(
         dM/dt = ⟨∇M, θ̇⟩
 
     changes sign. The least of all is meant, not the first minimum; a flow that never
-    gets worse gives the end of the flow.
+    gets worse, beyond rounding, gives the end of the flow.
 
     **Arguments:**
 
@@ -49,6 +51,8 @@ def best_stopping_time(
     mesh = np.unique(np.append(0.0, flow.mesh))
     value, rate = flow.along(watch, mesh)
     best = int(np.argmin(value))
+    if value[-1] - value[best] <= ROUNDING * np.max(np.abs(value)):
+        return float(mesh[-1])
     # The minimum lies on that side of the best step towards which the loss still falls.
     begin, end = (best, best + 1) if rate[best] < 0 else (best - 1, best)
     if begin < 0 or end >= len(mesh) or np.sign(rate[begin]) == np.sign(rate[end]):

@@ -63,6 +63,16 @@ def test_the_stationary_law_is_the_dense_eigenvector(d_and_spans):
     assert 0 < chain.entropy_rate < np.log(d)
 
 
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_stationary_law_of_a_strong_chain_settles(seed):
+    """Its iteration goes to and fro by more than a few units in the last place."""
+    chain = HighOrderChain.random(3, (1, 1, 1), seed=seed, scale=3.0)
+    p, law = chain.stationary, chain.next_law(chain.contexts())
+    joint = (p[:, None] * law).reshape(3, 3, 3, 3)
+    after = np.moveaxis(joint.sum(axis=2), -1, 0).ravel()
+    np.testing.assert_allclose(after, p, atol=1e-14)
+
+
 def test_sampled_sequences_have_the_stationary_law():
     chain = HighOrderChain.random(3, (1, 1), seed=2, scale=2.0)
     tokens = chain.sample(400, seed=5, sequences=500)

@@ -139,6 +139,16 @@ def test_a_flow_that_never_gets_worse_is_best_at_its_end(overfitting):
     assert gradflow.best_stopping_time(flow, problem) == flow.ts[-1]
 
 
+def test_a_flow_that_comes_to_rest_at_the_best_never_gets_worse():
+    """It is at rest, to rounding, long before its end."""
+
+    def population_loss(x):
+        return 1.0 + x @ x
+
+    flow = gradflow.integrate(lambda x: 0.5 * x @ x, jnp.ones(2), 100.0)
+    assert gradflow.best_stopping_time(flow, population_loss) == 100.0
+
+
 def test_a_flow_on_a_sample_is_saved_and_loaded(overfitting, tmp_path):
     problem, flow = overfitting
     flow.save(tmp_path / "run.gf")

@@ -14,7 +14,8 @@ from .._storage import storable
 
 LARGEST_CONTEXTS = 4_000_000
 """Contexts whose law is listed: at ten tokens, 320 MB while it is computed."""
-FIXED_POINT_TOLERANCE = 1e-15
+SMALLEST_CHANGE, LARGEST_ROUNDING = 1e-15, 1e-12
+PATIENCE = 100
 MAX_ITERATIONS = 100_000
 
 
@@ -176,13 +177,18 @@ class HighOrderChain(eqx.Module):
         law = self.next_law(self.contexts())
         shape = (self.size,) * self.lags
         p = np.full(self.num_contexts, 1 / self.num_contexts)
+        least, since = np.inf, 0
         for _ in range(MAX_ITERATIONS):
             joint = (p[:, None] * law).reshape(*shape, self.size)
             after = np.moveaxis(joint.sum(axis=self.lags - 1), -1, 0).ravel()
             after /= after.sum()
             change = np.abs(after - p).sum()
             p = after
-            if change < FIXED_POINT_TOLERANCE * self.lags:
+            # It has settled where it moves no more, or only to and fro in rounding,
+            # which of a law with probabilities near one is more than of an even one.
+            least, since = (change, 0) if change < least else (least, since + 1)
+            rounding = since >= PATIENCE and least < LARGEST_ROUNDING
+            if change < SMALLEST_CHANGE * self.lags or rounding:
                 break
         else:
             raise RuntimeError(

@@ -17,6 +17,8 @@ _colours = {
     "dilution": COLOURS[5],
     "new direction": COLOURS[2],
     "transition": COLOURS[4],
+    "competitive": COLOURS[4],
+    "cooperative": COLOURS[5],
 }
 STRENGTH = 0.17
 """Of a band's colour on white."""
