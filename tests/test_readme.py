@@ -67,6 +67,7 @@ def test_the_tour_runs(index, tmp_path, monkeypatch):
     bowl = lambda w: jnp.sum(w**2)  # noqa: E731
     gradflow.integrate(bowl, jnp.ones(2), 1.0).save("own.npz")
     given = {
+        "__name__": "tour",
         "gradflow": gradflow,
         "jnp": jnp,
         "diffrax": diffrax,
