@@ -107,7 +107,7 @@ def _corpus(
     title: str,
     folder: str,
     name: str,
-    path: str | os.PathLike | None,
+    path: Checked[str | os.PathLike | None],
     fetch: Callable[[], str],
 ) -> str:
     if path is not None:

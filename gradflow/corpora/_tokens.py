@@ -56,17 +56,23 @@ def tokenise(
         for line in text.removesuffix("\n").split("\n"):
             tokens.extend(cut(line))
             tokens.append(line_end)
-    if callable(by):
-        wrong = next((token for token in tokens if not isinstance(token, str)), None)
-        if wrong is not None or not tokens:
-            found = "none" if wrong is None else repr(wrong)
-            raise ValueError(f"`by` must return tokens as strings, got {found}.")
+    wrong = next((token for token in tokens if not isinstance(token, str)), None)
+    if wrong is not None or not tokens:
+        found = "none" if wrong is None else repr(wrong)
+        raise ValueError(f"`by` must return tokens as strings, got {found}.")
     return tokens
 
 
 def _cutter(by: Any) -> Callable[[str], Iterable[str]]:
+    def own(text: str) -> Iterable[Any]:
+        tokens = by(text)
+        # A string would pass for a list of its characters.
+        if isinstance(tokens, str) or not isinstance(tokens, Iterable):
+            raise ValueError(f"`by` must return a list of tokens, got {tokens!r:.60}.")
+        return tokens
+
     if callable(by):
-        return by
+        return own
     if by == "words":
         return _WORDS.findall
     if by == "whitespace":
@@ -80,12 +86,15 @@ def _cutter(by: Any) -> Callable[[str], Iterable[str]]:
 class Vocabulary:
     """A number for each token: token `labels[i]` has the number i."""
 
-    labels: tuple[str, ...]
+    labels: Checked[tuple[str, ...]]
     """The tokens, the most frequent first, what stands for the rest last."""
-    rest: str | None = None
+    rest: Checked[str | None] = None
     """The label of all other tokens; None if there may be no others."""
 
     def __post_init__(self):
+        if isinstance(self.labels, str) or not isinstance(self.labels, Iterable):
+            raise ValueError(f"`labels` must be a list of tokens, got {self.labels!r}.")
+        object.__setattr__(self, "labels", tuple(self.labels))
         if not self.labels or len(set(self.labels)) < len(self.labels):
             raise ValueError(
                 f"`labels` must be distinct tokens, got {len(self.labels)} of which "
@@ -190,7 +199,7 @@ def _kept(keep: Any, counts: Counter) -> set[str]:
     return set(kept)
 
 
-def string_sequences(tokens: Any) -> list[Sequence[str]]:
+def string_sequences(tokens: Any) -> list[Sequence[Any]]:
     """`tokens` as a list of sequences of strings; that what they hold are strings is
     for others to check, where it costs less."""
     if isinstance(tokens, str | bytes):
