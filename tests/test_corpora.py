@@ -140,6 +140,8 @@ def test_the_rest_may_be_a_token_of_the_text():
     tokens = ["a", "a", "a", "<unk>", "<unk>", "<unk>", "<unk>", "b", "b", "c"]
     words = Vocabulary.from_tokens(tokens, 3, rest="<unk>")
     assert words.labels == ("a", "b", "<unk>")
+    # It has its place, so to keep it costs none.
+    assert Vocabulary.from_tokens(tokens, 3, rest="<unk>", keep=["<unk>"]) == words
     np.testing.assert_array_equal(words.encode(tokens), [0] * 3 + [2] * 4 + [1, 1, 2])
 
 
@@ -180,6 +182,7 @@ def test_several_sequences_are_encoded_one_by_one():
         (lambda: Vocabulary.from_tokens([[], []], 3), "must hold at least one token"),
         (lambda: Vocabulary.from_tokens(TEXT, 3), "got a text .*tokenise"),
         (lambda: Vocabulary.from_tokens(7, 3), "`tokens` must be a list of tokens"),
+        (lambda: Vocabulary.from_tokens([["a"], "bc"]), "one list of tokens or a list"),
         (lambda: Vocabulary.from_tokens(["a", 1, "b"]), "must be strings, got 1"),
         (lambda: Vocabulary.from_tokens(TOKENS, 1), "`size` must be a whole number"),
         (lambda: Vocabulary.from_tokens(TOKENS, 4, rest=""), "`rest` must be a token"),

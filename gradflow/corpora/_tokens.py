@@ -213,7 +213,7 @@ def string_sequences(tokens: Any) -> list[Sequence[Any]]:
         )
     pieces: list[Any] = list(tokens) if _are_several(tokens) else [tokens]
     pieces = [p.tolist() if isinstance(p, np.ndarray) else p for p in pieces]
-    if not all(isinstance(piece, Sequence) for piece in pieces):
+    if any(isinstance(p, str) or not isinstance(p, Sequence) for p in pieces):
         raise ValueError("`tokens` must be one list of tokens or a list of such.")
     if not any(len(piece) for piece in pieces):
         raise ValueError("`tokens` must hold at least one token, got none.")
