@@ -13,7 +13,12 @@ compile_small_loops_whole()
 # frequencies and conserved quantities drown in its rounding.
 jax.config.update("jax_enable_x64", True)
 
-from . import landscape as landscape, solvers as solvers, sweeps as sweeps  # noqa: E402
+from . import (  # noqa: E402
+    corpora as corpora,
+    landscape as landscape,
+    solvers as solvers,
+    sweeps as sweeps,
+)
 from ._certificate import Certificate as Certificate  # noqa: E402
 from ._converged import Convergence as Convergence, converged as converged  # noqa: E402
 from ._events import (  # noqa: E402
@@ -53,6 +58,7 @@ from .populations import (  # noqa: E402
     Population as Population,
     Positional as Positional,
     Sample as Sample,
+    SampledContext as SampledContext,
 )
 from .problem import Problem as Problem  # noqa: E402
 from .saddles import (  # noqa: E402

@@ -2,7 +2,7 @@
 what came, and runs before any work starts."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import equinox as eqx
@@ -94,6 +94,29 @@ def law(name: str, value: Any, *, size: int | None = None) -> np.ndarray:
 
 SUM_TOLERANCE = 1e-8
 """By how much the sum of a probability law may miss one before it is refused."""
+
+
+def token_sequences(name: str, value: Any) -> list[np.ndarray]:
+    """`value` as sequences of tokens numbered from zero: it is one, or a list of
+    several, or an array with one in each row."""
+    # A text has millions of tokens, most of them plain numbers.
+    several = isinstance(value, Sequence) and any(
+        type(piece) is not int and np.ndim(piece) for piece in value
+    )
+    pieces = [np.asarray(piece) for piece in value] if several else [np.asarray(value)]
+    if len(pieces) == 1 and pieces[0].ndim == 2:
+        pieces = list(pieces[0])
+    for piece in pieces:
+        if piece.ndim != 1 or (piece.size and piece.dtype.kind not in "iu"):
+            raise ValueError(
+                f"`{name}` must be whole numbers, a sequence or a list of them, got "
+                f"an array of shape {piece.shape} and type {piece.dtype}."
+            )
+        if piece.size and piece.min() < 0:
+            raise ValueError(f"`{name}` must not be negative, got {piece.min()}.")
+    if not any(piece.size for piece in pieces):
+        raise ValueError(f"`{name}` must hold tokens, got none.")
+    return pieces
 
 
 def floating_parameters(name: str, params: Any) -> None:

@@ -22,7 +22,8 @@ SHARED = {
 """Helpers that every room may use; they use only each other."""
 
 MAY_IMPORT = {
-    "chains": set(),
+    "corpora": set(),
+    "chains": {"corpora"},
     "populations": {"chains"},
     "_population_loss": {"populations"},
     "models": {"_population_loss", "populations"},
@@ -86,6 +87,8 @@ ONLY_IN = {
     "xarray": {"_flow", "sweeps"},
     "cloudpickle": {"sweeps"},
     "ray": {"sweeps"},
+    "huggingface_hub": {"corpora"},
+    "pyarrow": {"corpora"},
 }
 
 
@@ -152,7 +155,7 @@ def test_import_is_lean():
     code = (
         "import sys, diffrax; before = set(sys.modules); import gradflow;"
         "heavy = {'matplotlib', 'xarray', 'pandas', 'tqdm', 'optax', 'ray',"
-        "'cloudpickle'};"
+        "'cloudpickle', 'huggingface_hub', 'pyarrow'};"
         "new = {m.split('.')[0] for m in set(sys.modules) - before};"
         "print(sorted(heavy & new), 'scipy.integrate' in set(sys.modules) - before)"
     )

@@ -10,6 +10,8 @@ from jaxtyping import Float
 from .. import _checks
 from .._checks import Checked
 from .._storage import storable
+from ..corpora import Vocabulary
+from ._bigrams import bigrams
 
 
 @storable
@@ -154,6 +156,49 @@ class MarkovChain(eqx.Module):
             )
         return cls(table / totals[:, None], labels)
 
+    @classmethod
+    def from_tokens(
+        cls,
+        tokens: Any,
+        vocabulary: Checked[Vocabulary | int | None] = None,
+        *,
+        keep: Checked[Iterable[str]] = (),
+        smoothing: Checked[float] = 0.0,
+        labels: Checked[Sequence[str] | None] = None,
+    ) -> "MarkovChain":
+        """P_ij ∝ (the number of times that j comes right after i) + smoothing.
+
+        **Arguments:**
+
+        - `tokens`: strings, or numbers from zero: one sequence or a list of several. No
+            pair reaches from one sequence into the next.
+        - `vocabulary`: a [`Vocabulary`][], or the number of tokens d. Of strings, the
+            d - 1 most frequent are told apart and one token stands for the rest; by
+            default all are told apart.
+        - `keep`: strings that must be told apart, where `vocabulary` is a number.
+        - `smoothing`: added to every count. Without it a token that nothing follows, or
+            that cannot be reached again, is refused.
+        - `labels`: a name for each number; strings have their own.
+        """
+        smoothing = _checks.positive_number("smoothing", smoothing, zero_allowed=True)
+        counts, labels = bigrams(tokens, vocabulary, keep, labels)
+        names = _names(labels, len(counts))
+        table = counts + smoothing
+        totals = table.sum(axis=1)
+        silent = totals == 0
+        if np.any(silent):
+            raise ValueError(
+                "`tokens` must make an irreducible chain (or have more `smoothing`), "
+                f"but nothing ever follows {_listed(silent, names)}."
+            )
+        P = table / totals[:, None]
+        _refuse_reducible(
+            P,
+            names,
+            "`tokens` must make an irreducible chain (or have more `smoothing`)",
+        )
+        return cls(P, names)
+
     def stored_arguments(self) -> dict[str, Any]:
         return {"transition": self.transition, "labels": self.labels}
 
@@ -218,7 +263,16 @@ def _positive_law(stationary: Any) -> np.ndarray:
     return pi
 
 
-def _refuse_reducible(P: np.ndarray, labels: tuple[str, ...]) -> None:
+def _listed(states: np.ndarray, labels: tuple[str, ...]) -> str:
+    listed = [repr(labels[i]) for i in np.flatnonzero(states)]
+    return ", ".join(listed[:8]) + (", …" if len(listed) > 8 else "")
+
+
+def _refuse_reducible(
+    P: np.ndarray,
+    labels: tuple[str, ...],
+    wanted: str = "`transition` must be irreducible",
+) -> None:
     def reached(moves: np.ndarray) -> np.ndarray:
         seen = np.zeros(len(labels), dtype=bool)
         frontier = seen.copy()
@@ -228,17 +282,13 @@ def _refuse_reducible(P: np.ndarray, labels: tuple[str, ...]) -> None:
             frontier = moves[frontier].any(axis=0) & ~seen
         return seen
 
-    def names(states: np.ndarray) -> str:
-        listed = [repr(labels[i]) for i in np.flatnonzero(states)]
-        return ", ".join(listed[:8]) + (", …" if len(listed) > 8 else "")
-
     for moves, forward in ((P > 0, True), ((P > 0).T, False)):
         seen = reached(moves)
         if not seen.all():
             source, target = (seen, ~seen) if forward else (~seen, seen)
             raise ValueError(
-                "`transition` must be irreducible, but from the states "
-                f"{names(source)} the states {names(target)} cannot be reached."
+                f"{wanted}, but from the states {_listed(source, labels)} the states "
+                f"{_listed(target, labels)} cannot be reached."
             )
 
 

@@ -17,4 +17,5 @@ from ._unordered import (
     FiniteContext as FiniteContext,
     InfiniteContext as InfiniteContext,
     Population as Population,
+    SampledContext as SampledContext,
 )

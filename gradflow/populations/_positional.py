@@ -1,6 +1,5 @@
 """Contexts with positions: windows of tokens."""
 
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import equinox as eqx
@@ -13,6 +12,7 @@ from .._checks import Checked
 from .._storage import storable
 from ..chains import HighOrderChain
 from ._population import AbstractPopulation
+from ._windows import distinct, repetitions
 
 
 class Positional(AbstractPopulation):
@@ -126,8 +126,8 @@ class Sample(Positional):
         - `source`: the population that was sampled, for comparison.
         """
         lags = _checks.whole_number("lags", lags)
-        pieces = _sequences(sequences)
-        often = _counts(counts, len(pieces))
+        pieces = _checks.token_sequences("sequences", sequences)
+        often = repetitions(counts, len(pieces))
         if source is not None and not isinstance(source, AllContexts):
             raise ValueError(
                 "`source` must be a gradflow.AllContexts or None, got "
@@ -161,7 +161,7 @@ class Sample(Positional):
         )
         weights = np.repeat([n for _, n in usable], [len(p) - lags for p, _ in usable])
         # Column i is lag i+1; the last token of a window is what came next.
-        contexts, row = _distinct(windows[:, -2::-1])
+        contexts, row = distinct(windows[:, -2::-1])
         table = np.zeros((len(contexts), d))
         np.add.at(table, (row, windows[:, -1]), weights)
         totals = table.sum(axis=1)
@@ -182,44 +182,3 @@ class Sample(Positional):
             "counts": counts,
             "source": self.source,
         }
-
-
-def _distinct(
-    rows: Int[np.ndarray, "rows lags"],
-) -> tuple[Int[np.ndarray, "distinct lags"], Int[np.ndarray, " rows"]]:
-    """The rows that differ, and which of them each is."""
-    # As strings of bytes, big end first, they sort as fast as numbers, and in order.
-    keys = np.ascontiguousarray(rows, dtype=">i4").view(f"V{4 * rows.shape[1]}").ravel()
-    _, first, which = np.unique(keys, return_index=True, return_inverse=True)
-    return rows[first], which
-
-
-def _sequences(value: Any) -> list[np.ndarray]:
-    several = isinstance(value, Sequence) and any(np.ndim(piece) for piece in value)
-    pieces = [np.asarray(piece) for piece in value] if several else [np.asarray(value)]
-    if len(pieces) == 1 and pieces[0].ndim == 2:
-        pieces = list(pieces[0])
-    for piece in pieces:
-        if piece.ndim != 1 or (piece.size and piece.dtype.kind not in "iu"):
-            raise ValueError(
-                "`sequences` must be whole numbers, a sequence or a list of them, got "
-                f"an array of shape {piece.shape} and type {piece.dtype}."
-            )
-        if piece.size and piece.min() < 0:
-            raise ValueError(f"`sequences` must not be negative, got {piece.min()}.")
-    if not any(piece.size for piece in pieces):
-        raise ValueError("`sequences` must hold tokens, got none.")
-    return pieces
-
-
-def _counts(value: Any, size: int) -> np.ndarray:
-    if value is None:
-        return np.ones(size)
-    counts = _checks.real_array("counts", value)
-    if counts.shape != (size,) or np.any(counts <= 0):
-        raise ValueError(
-            f"`counts` must be a positive number for each of the {size} sequences, got "
-            f"shape {counts.shape}"
-            + (f" with {counts.min():g}." if counts.shape == (size,) else ".")
-        )
-    return counts

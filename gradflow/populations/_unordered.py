@@ -19,6 +19,10 @@ from .._storage import storable
 from .._types import AnyArray
 from ..chains import MarkovChain
 from ._population import AbstractPopulation
+from ._windows import distinct, repetitions
+
+LARGEST_MEMORY = 8 * 2**30
+"""In bytes, what a sample may take while a gradient is computed."""
 
 
 class Population(AbstractPopulation):
@@ -26,7 +30,8 @@ class Population(AbstractPopulation):
     only."""
 
     chain: AbstractVar[MarkovChain]
-    """The chain the contexts are drawn from."""
+    """The chain the contexts are drawn from, or, for those of a text, compared with:
+    its labels name the tokens and its stationary law says how frequent they are."""
     queries: AbstractVar[Int[np.ndarray, " contexts"]]
     """i_c, the last token of each context."""
     log_multiplicities: AbstractVar[Float[np.ndarray, "contexts d"]]
@@ -175,6 +180,165 @@ class FiniteContext(Population):
             "start": self.start,
             "max_contexts": self.max_contexts,
         }
+
+
+@storable
+class SampledContext(Population):
+    """The contexts of a length that occur in sequences of tokens, with what really came
+    next: no Markov assumption.
+
+    Contexts with the same last token and the same counts are one: w_c is how often it
+    occurs and T[c, ·] how often each token came next. So the loss is the mean over the
+    examples, to the letter, and its flow that of training on them without noise.
+    """
+
+    chain: MarkovChain
+    weights: Float[np.ndarray, " contexts"]
+    queries: Int[np.ndarray, " contexts"]
+    log_multiplicities: Float[np.ndarray, "contexts d"]
+    targets: Float[np.ndarray, "contexts d"]
+    length: int = eqx.field(static=True)
+    examples: float
+    """How many contexts with their next token were seen, equal ones too."""
+    max_contexts: int | None = eqx.field(static=True)
+
+    def __init__(
+        self,
+        chain: Checked[MarkovChain],
+        sequences: Any,
+        length: Checked[int],
+        *,
+        examples: Checked[int | None] = None,
+        seed: Checked[int] = 0,
+        counts: Any = None,
+        max_contexts: Checked[int | None] = None,
+    ):
+        """**Arguments:**
+
+        - `chain`: what the contexts are compared with, as `MarkovChain.from_tokens`
+            makes it of the same tokens. The loss does not see it; it names the tokens,
+            and observables such as `alignment` refer to its stationary law.
+        - `sequences`: tokens, numbered as in `chain`: one sequence, or a list of
+            several, or an array with one in each row. A context does not reach from one
+            sequence into the next.
+        - `length`: the number s of tokens in a context.
+        - `examples`: draw so many places in the sequences, none twice; by default all.
+        - `seed`: of that draw.
+        - `counts`: how often each sequence is seen, by default once.
+        - `max_contexts`: refuse to build a longer list of contexts than this; by
+            default what takes 8 GiB while a gradient is computed.
+        """
+        _check_chain(chain)
+        length = _checks.whole_number("length", length)
+        seed = _checks.whole_number("seed", seed, least=0)
+        if max_contexts is not None:
+            max_contexts = _checks.whole_number("max_contexts", max_contexts)
+        d = chain.size
+        windows, often = _windows(sequences, length, counts, examples, seed)
+        if windows.max() >= d:
+            raise ValueError(
+                f"`sequences` must hold tokens of `chain`, which has {d}, got "
+                f"{windows.max()}."
+            )
+        # The last token of a window is what came next, the one before it the query;
+        # the order of all others is of no account.
+        key = np.column_stack([windows[:, -2], np.sort(windows[:, :-2], axis=1)])
+        contexts, row = distinct(key)
+        size = len(contexts)
+        _refuse_many(size, d, max_contexts)
+        table = _tally(row, windows[:, -1], (size, d), often)
+        tokens = _tally(np.arange(size).repeat(length), contexts.ravel(), (size, d), 1)
+        totals = table.sum(axis=1)
+        self.chain = chain
+        self.weights = totals / totals.sum()
+        self.queries = contexts[:, 0].astype(np.int64)
+        # In place, as these arrays are the largest there are.
+        with np.errstate(divide="ignore"):
+            self.log_multiplicities = np.log(tokens, out=tokens)
+        self.targets = np.divide(table, totals[:, None], out=table)
+        self.length = length
+        self.examples = float(totals.sum())
+        self.max_contexts = max_contexts
+
+    def query_rows(
+        self, table: Float[AnyArray, "d k"]
+    ) -> Float[AnyArray, "contexts k"]:
+        # Contexts are sorted by their last token.
+        return (
+            jnp.asarray(table)
+            .at[self.queries]
+            .get(indices_are_sorted=True, mode="promise_in_bounds")
+        )
+
+    def stored_arguments(self) -> dict[str, Any]:
+        context, token = np.nonzero(self.targets)
+        others = np.rint(np.exp(self.log_multiplicities)).astype(np.int64)
+        others[np.arange(self.size), self.queries] -= 1
+        # Each row has s-1 tokens beside the query.
+        repeated = np.tile(np.arange(self.vocabulary), self.size).repeat(others.ravel())
+        before = repeated.reshape(self.size, self.length - 1)
+        return {
+            "chain": self.chain,
+            "sequences": np.column_stack(
+                [before[context], self.queries[context], token]
+            ),
+            "length": self.length,
+            "counts": self.examples
+            * self.weights[context]
+            * self.targets[context, token],
+            "max_contexts": self.max_contexts,
+        }
+
+
+def _windows(
+    sequences: Any, length: int, counts: Any, examples: Any, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Each place of `length` tokens and one after them, and how often it is seen."""
+    pieces = _checks.token_sequences("sequences", sequences)
+    often = repetitions(counts, len(pieces))
+    sizes = np.array([max(len(piece) - length, 0) for piece in pieces])
+    if not sizes.any():
+        longest = max(len(piece) for piece in pieces)
+        raise ValueError(
+            f"`sequences` must hold {length} tokens and one after them for `length` = "
+            f"{length}, got at most {longest}."
+        )
+    ends = np.cumsum([len(piece) for piece in pieces])
+    starts = np.concatenate(
+        [
+            end - len(piece) + np.arange(n)
+            for piece, end, n in zip(pieces, ends, sizes, strict=True)
+        ]
+    )
+    often = np.repeat(often, sizes)
+    if examples is not None:
+        examples = _checks.whole_number("examples", examples, most=len(starts))
+        rng = np.random.default_rng(seed)
+        chosen = np.sort(rng.choice(len(starts), examples, replace=False))
+        starts, often = starts[chosen], often[chosen]
+    tokens = np.concatenate(pieces)
+    whole = np.lib.stride_tricks.sliding_window_view(tokens, length + 1)
+    return whole[starts], often
+
+
+def _tally(
+    rows: np.ndarray, columns: np.ndarray, shape: tuple[int, int], weights: Any
+) -> Float[np.ndarray, "rows columns"]:
+    """The sum of the weights of each (row, column)."""
+    places = rows * shape[1] + columns
+    weights = np.broadcast_to(np.asarray(weights, float), places.shape)
+    return np.bincount(places, weights, minlength=math.prod(shape)).reshape(shape)
+
+
+def _refuse_many(size: int, d: int, most: int | None) -> None:
+    memory = _bytes_per_context(d)
+    limit = LARGEST_MEMORY // memory if most is None else most
+    if size > limit:
+        raise ValueError(
+            f"`sequences` hold {size:,} distinct contexts, about "
+            f"{size * memory / 2**30:,.1f} GiB while a gradient is computed; the limit "
+            f"is {limit:,} contexts (draw fewer `examples`, or raise `max_contexts`)."
+        )
 
 
 def _check_chain(chain: Any) -> None:

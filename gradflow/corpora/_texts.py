@@ -1,0 +1,136 @@
+"""Texts from a file, the user's cache or the public hub."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+from .. import _checks
+from .._checks import Checked
+from .._storage import write_whole
+from ._hub import HubError, first_lines, parquet_texts
+from ._tokens import tokenise
+
+FIRST_LINES = 10_000
+"""How much of TinyStories, which has two gigabytes, is read from the hub."""
+
+
+def read_text(path: Checked[str | os.PathLike]) -> str:
+    """The text of a file in UTF-8."""
+    if not isinstance(path, str | os.PathLike):
+        raise ValueError(f"`path` must be the path of a file, got {path!r}.")
+    file = Path(path)
+    if not file.is_file():
+        raise FileNotFoundError(f"`path` must be a file, got '{file}', which is none.")
+    content = file.read_bytes()
+    try:
+        text = content.decode("utf-8-sig")
+        at = text.find("\0")
+    except UnicodeDecodeError as error:
+        text, at = "", error.start
+    if at >= 0:
+        raise ValueError(
+            f"`path` must be a text in UTF-8, got '{file}', which has bytes that are "
+            f"no text at position {at:,}."
+        )
+    if not text.strip():
+        raise ValueError(f"`path` must be a text, got '{file}', which is empty.")
+    # As in Python's text files, whichever system wrote them.
+    return text.replace("\r\n", "\n")
+
+
+def wikitext2(
+    path: Checked[str | os.PathLike | None] = None,
+    *,
+    split: Checked[Literal["train", "valid", "test"]] = "train",
+) -> list[str]:
+    """The tokens of WikiText-2, which are split by white space, with `"<eos>"` at the
+    end of every line.
+
+    **Arguments:**
+
+    - `path`: the text, or a folder with `train.txt`, `valid.txt` and `test.txt`. By
+        default it is read from the user's cache and, if it is not there, fetched from
+        the public hub and kept there.
+    - `split`: which part of the corpus.
+    """
+    _check_split(split, ("train", "valid", "test"))
+    part = "validation" if split == "valid" else split
+
+    def fetch() -> str:
+        name = f"wikitext-2-v1/{part}-00000-of-00001.parquet"
+        rows = parquet_texts("Salesforce/wikitext", name)
+        # On the hub a blank line is an empty row, and others end their own line.
+        return "".join(row if row.endswith("\n") else row + "\n" for row in rows)
+
+    text = _corpus("WikiText-2", "wikitext-2", f"{split}.txt", path, fetch)
+    return tokenise(text, "whitespace", line_end="<eos>")
+
+
+def tinystories(
+    path: Checked[str | os.PathLike | None] = None,
+    *,
+    split: Checked[Literal["train", "valid"]] = "train",
+    lines: Checked[int | None] = None,
+) -> list[str]:
+    """The tokens of TinyStories (GPT-4 version): words and punctuation marks; a story
+    ends in `"<|endoftext|>"`.
+
+    **Arguments:**
+
+    - `path`: the text, or a folder with `train.txt` and `valid.txt`. By default it is
+        read from the user's cache and, if it is not there, its first 10,000 lines are
+        fetched from the public hub and kept there.
+    - `split`: which part of the corpus.
+    - `lines`: read only so many lines.
+    """
+    _check_split(split, ("train", "valid"))
+    lines = None if lines is None else _checks.whole_number("lines", lines)
+
+    def fetch() -> str:
+        name = f"TinyStoriesV2-GPT4-{split}.txt"
+        return first_lines("roneneldan/TinyStories", name, FIRST_LINES)
+
+    text = _corpus("TinyStories", "tinystories", f"{split}.txt", path, fetch)
+    if lines is not None:
+        text = "\n".join(text.split("\n", lines)[:lines])
+    return tokenise(text, "words")
+
+
+def _check_split(split: object, known: tuple[str, ...]) -> None:
+    if split not in known:
+        names = ", ".join(map(repr, known))
+        raise ValueError(f"`split` must be one of {names}, got {split!r}.")
+
+
+def _corpus(
+    title: str,
+    folder: str,
+    name: str,
+    path: Checked[str | os.PathLike | None],
+    fetch: Callable[[], str],
+) -> str:
+    if path is not None:
+        given = isinstance(path, str | os.PathLike) and Path(path).is_dir()
+        return read_text(Path(path) / name if given else path)
+    kept = _cache() / folder / name
+    if not kept.is_file():
+        try:
+            text = fetch()
+        except HubError as error:
+            raise FileNotFoundError(
+                f"{title} is not at hand: put it at '{kept}', pass the `path` of a "
+                f"copy, or {error}."
+            ) from error
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(kept, lambda file: file.write(text.encode()))
+    return read_text(kept)
+
+
+def _cache() -> Path:
+    """Where corpora are kept: `GRADFLOW_CACHE`, or the system's place for caches."""
+    named = os.environ.get("GRADFLOW_CACHE")
+    if named:
+        return Path(named) / "corpora"
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "gradflow" / "corpora"
