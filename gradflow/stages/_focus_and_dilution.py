@@ -129,11 +129,13 @@ def _evidence(
     known = seen[first.matrix]
     s, rate = known["s"][:, first.index], known["rate"][:, first.index]
     within = (clock.mesh >= start) & (clock.mesh <= first.fastest)
-    at_start, at_end = np.searchsorted(clock.mesh, [start, end])
+    problem: Any = clock.loss
+    ends = clock.flow.along(_Directions(problem), np.array([start, end]))
+    before, after = ends[first.matrix]["s"][:, first.index]
     facts: dict[str, Any] = {
         "opens": " and ".join(map(str, group)),
-        "from": float(s[at_start]),
-        "to": float(s[min(at_end, len(s) - 1)]),
+        "from": float(before),
+        "to": float(after),
         "rate": float(np.max(rate[within] / s[within], initial=0.0)),
     }
     if first.matrix == "attention":
