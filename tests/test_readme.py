@@ -112,7 +112,7 @@ def test_the_commands_exist():
         for line in block.splitlines()
         if line.startswith("gradflow ")
     ]
-    assert len(commands) == 4
+    assert len(commands) == 7
     for _, *arguments in commands:
         assert callable(_parser().parse_args(arguments).command)
     makefile = (ROOT / "Makefile").read_text()
