@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
+from . import _checks
 from ._checks import Checked
 from ._events import crossing
 from ._flow import Flow
@@ -47,6 +48,7 @@ def best_stopping_time(
             else "`loss` must be a function of the parameters, got "
             f"{type(loss).__name__}."
         )
+    _checks.scalar_loss(loss, flow.start)
     watch = _Progress(trained, loss)
     mesh = np.unique(np.append(0.0, flow.mesh))
     value, rate = flow.along(watch, mesh)

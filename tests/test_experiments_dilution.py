@@ -1,43 +1,24 @@
 """The experiments on the rank-one manifold, at `--quick` size: what they wrote against
 closed forms and against the rank-one flow of the hand-written gradient by SciPy."""
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import oracles
 import pytest
+from experiment_runs import results
 from scipy.integrate import solve_ivp
 
-ROOT = Path(__file__).parent.parent
 PI = oracles.REFERENCE_LAW
 LAMBDA = oracles.REFERENCE_STICKINESS
 
 
-def ran(name, out):
-    """What an experiment wrote, after it met all its own claims."""
-    script = ROOT / "experiments" / f"{name}.py"
-    command = [sys.executable, str(script), "--quick", "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    assert "NOT MET" not in done.stdout
-    assert (out / f"{name}.png").stat().st_size > 10_000
-    written = json.loads((out / f"{name}.json").read_text())
-    assert written["quick"]
-    assert all(claim["holds"] for claim in written["claims"])
-    return written["numbers"]
-
-
 @pytest.fixture(scope="module")
 def dilution(tmp_path_factory):
-    return ran("dilution", tmp_path_factory.mktemp("dilution"))
+    return results("dilution", tmp_path_factory.mktemp("dilution"))
 
 
 @pytest.fixture(scope="module")
 def degenerate(tmp_path_factory):
-    return ran("degenerate_point", tmp_path_factory.mktemp("degenerate"))
+    return results("degenerate_point", tmp_path_factory.mktemp("degenerate"))
 
 
 #

@@ -1,35 +1,15 @@
 """The experiments on stages, at `--quick` size: what they write is what theory says."""
 
-import json
 import math
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import oracles
 import pytest
+from experiment_runs import results
 
-EXPERIMENTS = Path(__file__).parent.parent / "experiments"
 PI = oracles.REFERENCE_LAW
 P = oracles.sticky(PI, oracles.REFERENCE_STICKINESS)
 RATE = oracles.first_rate(PI)
-
-
-def results(name, out):
-    """What a script finds, from the file that it writes."""
-    done = subprocess.run(
-        [sys.executable, EXPERIMENTS / f"{name}.py", "--quick", "--out", out],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "NOT MET" not in done.stdout, done.stdout
-    assert (out / f"{name}.png").stat().st_size > 10_000
-    found = json.loads((out / f"{name}.json").read_text())
-    assert found["quick"] is True
-    assert all(claim["holds"] for claim in found["claims"])
-    return found["numbers"]
 
 
 def kappa(transition, law=PI):

@@ -2,35 +2,14 @@
 is what theory says."""
 
 import itertools
-import json
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+from experiment_runs import results
 from scipy.integrate import solve_ivp
 from scipy.optimize import minimize
 
 import gradflow
-
-EXPERIMENTS = Path(__file__).parent.parent / "experiments"
-
-
-def results(name, out):
-    """What a script finds, from the file that it writes."""
-    done = subprocess.run(
-        [sys.executable, EXPERIMENTS / f"{name}.py", "--quick", "--out", out],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "NOT MET" not in done.stdout, done.stdout
-    assert (out / f"{name}.png").stat().st_size > 10_000
-    found = json.loads((out / f"{name}.json").read_text())
-    assert found["quick"] is True
-    assert all(claim["holds"] for claim in found["claims"])
-    return found["numbers"]
 
 
 def log_softmax(logits):

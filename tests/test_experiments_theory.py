@@ -1,15 +1,13 @@
 """Experiments 2 to 4 as CI runs them: their numbers against the closed forms."""
 
-import json
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import oracles
 import pytest
+from experiment_runs import EXPERIMENTS, results
 
-EXPERIMENTS = Path(__file__).parent.parent / "experiments"
 PI = oracles.REFERENCE_LAW
 P = oracles.sticky(PI, oracles.REFERENCE_STICKINESS)
 WIDTH = 10
@@ -22,19 +20,6 @@ def run(name, *options):
         text=True,
         check=False,
     )
-
-
-def quick(name, out):
-    """The numbers of an experiment. It says itself which of its claims hold: all."""
-    done = run(name, "--quick", "--out", out)
-    assert done.returncode == 0, done.stderr
-    assert "NOT MET" not in done.stdout, done.stdout
-    for suffix in ("png", "pdf"):
-        assert (out / f"{name}.{suffix}").stat().st_size > 1000
-    content = json.loads((out / f"{name}.json").read_text())
-    assert content["quick"]
-    assert all(claim["holds"] for claim in content["claims"])
-    return content["numbers"]
 
 
 def order(x, y):
@@ -55,7 +40,7 @@ def test_unknown_options_are_refused(name):
 
 
 def test_condensation(tmp_path):
-    found = quick("condensation", tmp_path)
+    found = results("condensation", tmp_path)
     scales, mu = found["scales"], oracles.first_rate(PI)
     errors = np.abs(np.array(found["rates"])[:, 0] / mu - 1)
     assert scales[-1] == 1e-6
@@ -78,7 +63,7 @@ def test_condensation(tmp_path):
 
 @pytest.fixture(scope="module")
 def focus(tmp_path_factory):
-    return quick("first_saddle_and_focus", tmp_path_factory.mktemp("focus"))
+    return results("first_saddle_and_focus", tmp_path_factory.mktemp("focus"))
 
 
 def test_first_saddle(focus):
@@ -157,7 +142,7 @@ def test_embeddings_respond_at_second_order(focus):
 
 
 def test_linearisation(tmp_path):
-    found = quick("linearisation", tmp_path)
+    found = results("linearisation", tmp_path)
     _, gamma, beta = oracles.first_saddle(PI, WIDTH, WIDTH)
     mu, kappa = oracles.first_rate(PI), oracles.focus_rate(PI, P, gamma, beta)
     for name, power, rate in (("at_zero", 3, mu), ("at_first_saddle", 2, kappa)):

@@ -150,6 +150,16 @@ def deviation(attention):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
+        (lambda: SymmetricHeads(3), "one of several heads, .* got int"),
+        (
+            lambda: linearised_along(
+                lambda x: x @ x,
+                lambda t: jnp.full((len(t), 2), jnp.nan),
+                jnp.ones(2),
+                [1.0],
+            ),
+            "`reference` must be finite",
+        ),
         (
             lambda: SymmetricHeads(problems()["scores"]).check(
                 problems()["scores"].init()

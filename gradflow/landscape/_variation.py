@@ -83,6 +83,8 @@ def linearised_along(
     _checks.floating_parameters("perturbation", perturbation)
     ravel = Ravel.of(perturbation)
     y0 = _states(states, ravel, np.zeros(1))[0]
+    if not np.all(np.isfinite(y0)):
+        raise ValueError("`reference` must be finite, got NaN or infinity at t = 0.")
     _checks.scalar_loss(loss, ravel.unravel(y0))
     start = np.asarray(ravel.ravel(perturbation))
     size = float(np.linalg.norm(start))

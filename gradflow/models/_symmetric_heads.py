@@ -31,15 +31,15 @@ class SymmetricHeads(eqx.Module):
     """How many axes each of the parameters has."""
 
     def __init__(self, problem: Any):
-        start = problem.init(0, 0.0)
-        sizes = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(start)}
-        if len(sizes) != 1 or sizes == {()}:
+        if "head_overlap" not in getattr(problem, "observables", {}):
             raise ValueError(
-                "`problem` must have the heads as the leading axis of all of its "
-                f"parameters, got leading axes {sorted(sizes)}."
+                "`problem` must be one of several heads, such as a TensorFactorisation "
+                "or a Problem of PositionalHeads, got "
+                f"{type(getattr(problem, 'model', problem)).__name__}."
             )
+        start = problem.init(0, 0.0)
         self.problem = problem
-        self.heads = next(iter(sizes))[0]
+        self.heads = jnp.shape(jax.tree.leaves(start)[0])[0]
         self._ranks = tuple(jnp.ndim(leaf) for leaf in jax.tree.leaves(start))
 
     def expand(self, params: PyTree) -> PyTree:
