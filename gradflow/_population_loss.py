@@ -51,9 +51,7 @@ class PopulationLoss(eqx.Module):
         """What is worth watching beside the loss."""
 
     def __call__(self, params: PyTree) -> Float[AnyArray, ""]:
-        log_law = jax.nn.log_softmax(self.logits(params))
-        losses = -jnp.sum(self.population.targets * log_law, axis=1)
-        return self.population.weights @ losses
+        return self.population.cross_entropy(jax.nn.log_softmax(self.logits(params)))
 
     def init(self, seed: Checked[int] = 0, scale: Checked[float] = 1e-3) -> PyTree:
         """Random parameters whose entries have standard deviation `scale`."""

@@ -17,6 +17,7 @@ from gradflow import (
     FiniteContext,
     MarkovChain,
     OneLayerTransformer,
+    Population,
     Problem,
     Sample,
     SampledContext,
@@ -24,6 +25,7 @@ from gradflow import (
     corpora,
 )
 from gradflow.corpora import Vocabulary, tokenise
+from gradflow.populations import _unordered
 
 SHARED = Path(
     os.environ.get("GRADFLOW_CORPORA")
@@ -380,6 +382,60 @@ def test_all_sequences_by_their_probability_are_the_exact_finite_context():
         )
 
 
+class Tables(Population):
+    """The same contexts in tables over all tokens."""
+
+    chain: MarkovChain
+    weights: np.ndarray
+    queries: np.ndarray
+    log_multiplicities: np.ndarray
+    targets: np.ndarray
+
+    def query_rows(self, table):
+        return table[self.queries]
+
+
+def test_short_lists_are_read_as_the_tables_that_they_stand_for():
+    sample = SampledContext(CHAIN, NUMBERS, 5, examples=400)
+    tables = Tables(
+        CHAIN,
+        sample.weights,
+        sample.queries,
+        sample.log_multiplicities,
+        sample.targets,
+    )
+    model = OneLayerTransformer(9, 4)
+    ours, theirs = (Problem(model, p) for p in (sample, tables))
+    params = ours.init(seed=3, scale=1.0)
+    assert ours(params) == pytest.approx(float(theirs(params)), rel=1e-12)
+    assert ours.floor == pytest.approx(theirs.floor, rel=1e-12)
+    for a, b in zip(
+        jax.tree.leaves(jax.grad(ours)(params)),
+        jax.tree.leaves(jax.grad(theirs)(params)),
+        strict=True,
+    ):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-12 * np.max(np.abs(b)))
+    for name in ("attention", "attention_entropy", "attention_mass"):
+        found = ours.observables[name](params)
+        np.testing.assert_allclose(
+            found, theirs.observables[name](params), rtol=1e-12, atol=1e-15
+        )
+
+
+def test_too_many_contexts_are_refused_before_all_are_merged(monkeypatch):
+    merged = []
+    distinct = _unordered.distinct
+
+    def counting(rows):
+        merged.append(len(rows))
+        return distinct(rows)
+
+    monkeypatch.setattr(_unordered, "distinct", counting)
+    with pytest.raises(ValueError, match=r"at least .* limit is 20 contexts"):
+        SampledContext(CHAIN, NUMBERS, 5, max_contexts=20)
+    assert merged == [40]
+
+
 def test_examples_are_drawn_without_repetition_and_by_seed():
     every = contexts_by_hand([NUMBERS], 3)
     total = sum(every.values())
@@ -628,11 +684,9 @@ def test_the_cache_is_where_the_system_keeps_caches(tmp_path, monkeypatch):
 
 
 @needs_corpora
-def test_wikitext_makes_a_chain_of_a_thousand_tokens_in_seconds():
-    start = time.monotonic()
+def test_wikitext_makes_a_chain_of_a_thousand_tokens():
     tokens = corpora.wikitext2(SHARED / "wikitext-2")
     chain = MarkovChain.from_tokens(tokens, 1000, keep=["continue"], smoothing=1e-3)
-    assert time.monotonic() - start < 12  # 2.5 s on an idle core
     assert len(tokens) == 2_088_628
     assert tokens.count("continue") == 169
     assert chain.labels[:5] == ("the", ",", ".", "of", "<unk>")

@@ -2,11 +2,11 @@
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import equinox as eqx
 from equinox import AbstractClassVar, AbstractVar
-from jaxtyping import Float, PyTree
+from jaxtyping import Array, Float, Int, PyTree
 
 from .._types import AnyArray
 
@@ -42,6 +42,19 @@ class Model(eqx.Module):
     @abstractmethod
     def logits(self, params: Any, population: Any) -> Float[AnyArray, "contexts d"]:
         """The logits of the next token after each context."""
+
+    @abstractmethod
+    def sequence_logits(
+        self, params: Any, tokens: Int[Array, " s"], positions: Literal["last", "all"]
+    ) -> Float[Array, "predictions d"]:
+        """A forward pass on one sequence of tokens: the logits of the token after each
+        position that the model can predict from, seeing no later one; or after the last
+        position only."""
+
+    @property
+    def least_length(self) -> int:
+        """The number of tokens that the model must see to predict the next."""
+        return 1
 
     @abstractmethod
     def conserved_terms(self, params: Any) -> dict[str, Float[AnyArray, "terms ..."]]:

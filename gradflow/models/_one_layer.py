@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Array, Float, Int
 
 from .. import _checks
 from .._checks import Checked
@@ -96,8 +96,7 @@ class OneLayerTransformer(Model):
     ) -> Float[AnyArray, "contexts d"]:
         """a[c, j], the attention that context c pays to all occurrences of token j."""
         queries, keys = params.W0 @ params.WQ, params.W0 @ params.WK
-        scores = population.query_rows(queries @ keys.T)
-        return jax.nn.softmax(scores + population.log_multiplicities, axis=-1)
+        return population.attention(queries @ keys.T)
 
     def logits(
         self, params: OneLayerParameters, population: Population
@@ -105,6 +104,24 @@ class OneLayerTransformer(Model):
         attention = self.context_attention(params, population)
         # (A W0) W1 and never A (W0 W1): d×d products cost most where d is large.
         return (attention @ params.W0) @ params.W1
+
+    def sequence_logits(
+        self,
+        params: OneLayerParameters,
+        tokens: Int[Array, " s"],
+        positions: Literal["last", "all"],
+    ) -> Float[Array, "predictions d"]:
+        """With x_t the embedding of the t-th token, position t attends to u ≤ t:
+
+        logits_t = Σ_u softmax_u( x_tᵀ WQ WKᵀ x_u ) x_uᵀ W1.
+        """
+        x = jnp.asarray(params.W0)[tokens]
+        s = tokens.shape[0]
+        first = s - 1 if positions == "last" else 0
+        scores = (x[first:] @ params.WQ) @ (x @ params.WK).T
+        seen = jnp.arange(s)[None, :] <= jnp.arange(first, s)[:, None]
+        attention = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1)
+        return (attention @ x) @ params.W1
 
     def conserved_terms(
         self, params: OneLayerParameters

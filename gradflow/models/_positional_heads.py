@@ -1,18 +1,18 @@
 """The minimal student of *Incremental Learning of Sparse Attention Patterns*."""
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Float
+from jaxtyping import Array, Float, Int
 
 from .. import _checks
 from .._checks import Checked
 from .._storage import storable
 from .._types import AnyArray
-from ..populations import AllContexts, Positional
+from ..populations import ContextsOfChain, Positional
 from ._model import Model
 from ._patterns import Patterns
 
@@ -81,6 +81,32 @@ class PositionalHeads(Model):
     ) -> Float[AnyArray, "contexts d"]:
         return population.one_hot @ self.table(params).reshape(-1, self.vocabulary)
 
+    @property
+    def least_length(self) -> int:
+        return self.lags
+
+    def sequence_logits(
+        self,
+        params: PositionalHeadsParameters,
+        tokens: Int[Array, " s"],
+        positions: Literal["last", "all"],
+    ) -> Float[Array, "predictions d"]:
+        """Position t attends to u with score a_k[t-u], for t-u < w, from the first
+        position on that has w tokens to see:
+
+            logits_t = Σ_k Σ_u softmax_u( a_k[t-u] ) V_k x_u.
+        """
+        s, d = tokens.shape[0], self.vocabulary
+        first = s - 1 if positions == "last" else self.lags - 1
+        lag = jnp.arange(first, s)[:, None] - jnp.arange(s)[None, :]
+        seen = (lag >= 0) & (lag < self.lags)
+        scores = jnp.asarray(params.a)[:, jnp.clip(lag, 0, self.lags - 1)]
+        attention = jax.nn.softmax(jnp.where(seen[None], scores, -jnp.inf), axis=-1)
+        values = jax.nn.one_hot(tokens, d, dtype=scores.dtype) @ jnp.moveaxis(
+            params.V, 2, 1
+        )
+        return jnp.einsum("ktu,kuy->ty", attention, values)
+
     def table(self, params: PositionalHeadsParameters) -> Float[AnyArray, "lags d d"]:
         """What token x at lag i adds to the logit of y, by i, x and y."""
         return jnp.einsum("ki,kyx->ixy", self.attention(params), params.V)
@@ -109,12 +135,12 @@ class PositionalHeads(Model):
                 p.V.reshape(self.heads, -1), self.attention(p)
             ),
         }
-        if isinstance(population, AllContexts):
+        if isinstance(population, ContextsOfChain):
             known |= self._observables_of_chain(population)
         return known
 
     def _observables_of_chain(
-        self, population: AllContexts
+        self, population: ContextsOfChain
     ) -> dict[str, Callable[[PositionalHeadsParameters], Any]]:
         """How far the student has got with its teacher.
 

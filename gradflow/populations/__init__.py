@@ -10,6 +10,8 @@ arrays mean.
 from ._population import AbstractPopulation as AbstractPopulation
 from ._positional import (
     AllContexts as AllContexts,
+    ContextsOfChain as ContextsOfChain,
+    DrawnContexts as DrawnContexts,
     Positional as Positional,
     Sample as Sample,
 )
@@ -18,4 +20,5 @@ from ._unordered import (
     InfiniteContext as InfiniteContext,
     Population as Population,
     SampledContext as SampledContext,
+    start_law as start_law,
 )

@@ -24,6 +24,10 @@ class AbstractPopulation(eqx.Module):
     source: ClassVar[Any] = None
     """Of a sample, the population that it was drawn from, where that is known."""
 
+    # So has one of contexts that hold few of all tokens.
+    lists: ClassVar[Any] = None
+    """Of some samples, contexts and targets as `ShortLists`, by which they are read."""
+
     @property
     def size(self) -> int:
         """The number of contexts."""
@@ -32,10 +36,23 @@ class AbstractPopulation(eqx.Module):
     @property
     def vocabulary(self) -> int:
         """The number of tokens, d."""
+        if self.lists is not None:
+            return self.lists.vocabulary
         return self.targets.shape[1]
+
+    def cross_entropy(
+        self, log_law: Float[AnyArray, "contexts d"]
+    ) -> Float[AnyArray, ""]:
+        """- Σ_c w_c Σ_y T[c, y] log_law[c, y]."""
+        if self.lists is not None:
+            return -self.lists.mean(log_law)
+        return self.weights @ -jnp.sum(self.targets * log_law, axis=1)
 
     @property
     def entropy(self) -> Float[AnyArray, ""]:
         """Σ_c w_c H(T_c), below which no loss over these contexts can fall."""
+        if self.lists is not None:
+            shares = jnp.asarray(self.lists.shares)
+            return -shares @ jnp.log(shares / self.weights[self.lists.rows])
         T = jnp.asarray(self.targets)
         return -jnp.sum(self.weights * jnp.sum(jax.scipy.special.xlogy(T, T), axis=1))

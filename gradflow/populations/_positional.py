@@ -30,8 +30,17 @@ class Positional(AbstractPopulation):
         return self.windows.shape[1]
 
 
+class ContextsOfChain(Positional):
+    """Contexts of a chain of high order, with the exact law of what comes next."""
+
+    chain: AbstractVar[HighOrderChain]
+    teachers: AbstractVar[Float[np.ndarray, "blocks contexts d"]]
+    """The law of the next token by the chain restricted to its 1, 2, … strongest
+    blocks."""
+
+
 @storable
-class AllContexts(Positional):
+class AllContexts(ContextsOfChain):
     """All dʷ contexts of a chain of order w, exactly."""
 
     chain: HighOrderChain
@@ -40,8 +49,6 @@ class AllContexts(Positional):
     one_hot: Float[np.ndarray, "contexts lags_times_d"]
     targets: Float[np.ndarray, "contexts d"]
     teachers: Float[np.ndarray, "blocks contexts d"]
-    """The law of the next token by the chain restricted to its 1, 2, … strongest
-    blocks."""
     law: Literal["stationary", "uniform"] = eqx.field(static=True)
 
     def __init__(
@@ -54,11 +61,7 @@ class AllContexts(Positional):
         - `chain`: a [`HighOrderChain`][].
         - `law`: of the contexts: the chain's own, or all equally likely.
         """
-        if not isinstance(chain, HighOrderChain):
-            raise ValueError(
-                f"`chain` must be a gradflow.HighOrderChain, got "
-                f"{type(chain).__name__}."
-            )
+        _check_chain(chain)
         if law not in ("stationary", "uniform"):
             raise ValueError(f"`law` must be 'stationary' or 'uniform', got {law!r}.")
         self.chain = chain
@@ -68,16 +71,67 @@ class AllContexts(Positional):
         self.weights = np.full(count, 1 / count) if uniform else chain.stationary
         self.one_hot = _one_hot(self.windows, chain.size)
         self.targets = chain.next_law(self.windows)
-        self.teachers = np.stack(
-            [
-                chain.restricted(k).next_law(self.windows)
-                for k in range(1, chain.blocks + 1)
-            ]
-        )
+        self.teachers = _teachers(chain, self.windows)
         self.law = law
 
     def stored_arguments(self) -> dict[str, Any]:
         return {"chain": self.chain, "law": self.law}
+
+
+@storable
+class DrawnContexts(ContextsOfChain):
+    """Contexts drawn from a chain that has too many to list, each with the exact law of
+    the next token: the loss over them is an unbiased estimate of that over all, and its
+    standard error falls like 1/√count."""
+
+    chain: HighOrderChain
+    weights: Float[np.ndarray, " contexts"]
+    windows: Int[np.ndarray, "contexts lags"]
+    one_hot: Float[np.ndarray, "contexts lags_times_d"]
+    targets: Float[np.ndarray, "contexts d"]
+    teachers: Float[np.ndarray, "blocks contexts d"]
+    seed: int = eqx.field(static=True)
+
+    def __init__(
+        self,
+        chain: Checked[HighOrderChain],
+        count: Checked[int],
+        *,
+        seed: Checked[int] = 0,
+    ):
+        """**Arguments:**
+
+        - `chain`: a [`HighOrderChain`][].
+        - `count`: how many contexts to draw, each the end of a sequence of its own.
+        - `seed`: of that draw.
+        """
+        _check_chain(chain)
+        count = _checks.whole_number("count", count)
+        self.chain = chain
+        self.windows = chain.sample(chain.lags, seed=seed, sequences=count)[:, ::-1]
+        self.weights = np.full(count, 1 / count)
+        self.one_hot = _one_hot(self.windows, chain.size)
+        self.targets = chain.next_law(self.windows)
+        self.teachers = _teachers(chain, self.windows)
+        self.seed = int(seed)
+
+    def stored_arguments(self) -> dict[str, Any]:
+        return {"chain": self.chain, "count": self.size, "seed": self.seed}
+
+
+def _check_chain(chain: Any) -> None:
+    if not isinstance(chain, HighOrderChain):
+        raise ValueError(
+            f"`chain` must be a gradflow.HighOrderChain, got {type(chain).__name__}."
+        )
+
+
+def _teachers(
+    chain: HighOrderChain, windows: Int[np.ndarray, "contexts lags"]
+) -> Float[np.ndarray, "blocks contexts d"]:
+    return np.stack(
+        [chain.restricted(k).next_law(windows) for k in range(1, chain.blocks + 1)]
+    )
 
 
 def _one_hot(

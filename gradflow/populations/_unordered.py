@@ -18,6 +18,7 @@ from .._checks import Checked
 from .._storage import storable
 from .._types import AnyArray
 from ..chains import MarkovChain
+from ._lists import ShortLists
 from ._population import AbstractPopulation
 from ._windows import distinct, repetitions
 
@@ -42,6 +43,15 @@ class Population(AbstractPopulation):
         self, table: Float[AnyArray, "d k"]
     ) -> Float[AnyArray, "contexts k"]:
         """`table[queries]`, in the way that is cheapest to differentiate."""
+
+    def attention(
+        self, scores: Float[AnyArray, "d d"]
+    ) -> Float[AnyArray, "contexts d"]:
+        """a[c, j] ∝ n[c, j] exp(scores[i_c, j]), which sums to one over j."""
+        if self.lists is not None:
+            return self.lists.attention(scores, self.queries)
+        rows = self.query_rows(scores)
+        return jax.nn.softmax(rows + self.log_multiplicities, axis=-1)
 
     def mean_by_query(
         self, values: Float[AnyArray, "contexts k"]
@@ -137,7 +147,7 @@ class FiniteContext(Population):
         if positions not in ("last", "all"):
             raise ValueError(f"`positions` must be 'last' or 'all', got {positions!r}.")
         d = chain.size
-        law = _start_law(start, chain)
+        law = start_law(start, chain)
         lengths = range(1, length + 1) if positions == "all" else (length,)
         count = sum(d * math.comb(s + d - 2, d - 1) for s in lengths)
         if count > max_contexts:
@@ -195,8 +205,7 @@ class SampledContext(Population):
     chain: MarkovChain
     weights: Float[np.ndarray, " contexts"]
     queries: Int[np.ndarray, " contexts"]
-    log_multiplicities: Float[np.ndarray, "contexts d"]
-    targets: Float[np.ndarray, "contexts d"]
+    lists: ShortLists  # pyright: ignore[reportIncompatibleVariableOverride]
     length: int = eqx.field(static=True)
     examples: float
     """How many contexts with their next token were seen, equal ones too."""
@@ -240,22 +249,17 @@ class SampledContext(Population):
                 f"`sequences` must hold tokens of `chain`, which has {d}, got "
                 f"{windows.max()}."
             )
-        # The last token of a window is what came next, the one before it the query;
-        # the order of all others is of no account.
-        key = np.column_stack([windows[:, -2], np.sort(windows[:, :-2], axis=1)])
-        contexts, row = distinct(key)
-        size = len(contexts)
-        _refuse_many(size, d, max_contexts)
-        table = _tally(row, windows[:, -1], (size, d), often)
-        tokens = _tally(np.arange(size).repeat(length), contexts.ravel(), (size, d), 1)
-        totals = table.sum(axis=1)
+        limit = _most_contexts(d, max_contexts)
+        # Merging millions takes long: a part may tell that they are too many.
+        if len(windows) > 2 * limit:
+            _refuse_many(len(_merged(windows[: 2 * limit])[0]), d, limit)
+        contexts, row = _merged(windows)
+        _refuse_many(len(contexts), d, limit)
+        totals = np.bincount(row, often)
         self.chain = chain
         self.weights = totals / totals.sum()
         self.queries = contexts[:, 0].astype(np.int64)
-        # In place, as these arrays are the largest there are.
-        with np.errstate(divide="ignore"):
-            self.log_multiplicities = np.log(tokens, out=tokens)
-        self.targets = np.divide(table, totals[:, None], out=table)
+        self.lists = ShortLists.of(contexts, row, windows[:, -1], often, d)
         self.length = length
         self.examples = float(totals.sum())
         self.max_contexts = max_contexts
@@ -270,24 +274,40 @@ class SampledContext(Population):
             .get(indices_are_sorted=True, mode="promise_in_bounds")
         )
 
+    @property
+    def log_multiplicities(self) -> Float[np.ndarray, "contexts d"]:
+        return self.lists.log_multiplicities
+
+    @property
+    def targets(self) -> Float[np.ndarray, "contexts d"]:
+        return self.lists.targets(self.weights)
+
     def stored_arguments(self) -> dict[str, Any]:
-        context, token = np.nonzero(self.targets)
-        others = np.rint(np.exp(self.log_multiplicities)).astype(np.int64)
-        others[np.arange(self.size), self.queries] -= 1
-        # Each row has s-1 tokens beside the query.
-        repeated = np.tile(np.arange(self.vocabulary), self.size).repeat(others.ravel())
-        before = repeated.reshape(self.size, self.length - 1)
+        lists = self.lists
+        counts = np.rint(np.exp(lists.log_counts)).astype(np.int64)
+        counts -= lists.keys == self.queries[:, None]
+        # Each context has s-1 tokens beside the query.
+        before = lists.keys.ravel().repeat(np.maximum(counts, 0).ravel())
+        before = before.reshape(self.size, self.length - 1)
         return {
             "chain": self.chain,
             "sequences": np.column_stack(
-                [before[context], self.queries[context], token]
+                [before[lists.rows], self.queries[lists.rows], lists.tokens]
             ),
             "length": self.length,
-            "counts": self.examples
-            * self.weights[context]
-            * self.targets[context, token],
+            "counts": self.examples * lists.shares,
             "max_contexts": self.max_contexts,
         }
+
+
+def _merged(
+    windows: Int[np.ndarray, "examples tokens"],
+) -> tuple[Int[np.ndarray, "contexts length"], Int[np.ndarray, " examples"]]:
+    """The contexts that differ, the last token of each first, and which of them each
+    window has. What came next is the window's last token, the one before it the query;
+    the order of all others is of no account."""
+    key = np.column_stack([windows[:, -2], np.sort(windows[:, :-2], axis=1)])
+    return distinct(key)
 
 
 def _windows(
@@ -321,23 +341,17 @@ def _windows(
     return whole[starts], often
 
 
-def _tally(
-    rows: np.ndarray, columns: np.ndarray, shape: tuple[int, int], weights: Any
-) -> Float[np.ndarray, "rows columns"]:
-    """The sum of the weights of each (row, column)."""
-    places = rows * shape[1] + columns
-    weights = np.broadcast_to(np.asarray(weights, float), places.shape)
-    return np.bincount(places, weights, minlength=math.prod(shape)).reshape(shape)
+def _most_contexts(d: int, most: int | None) -> int:
+    return LARGEST_MEMORY // _bytes_per_context(d) if most is None else most
 
 
-def _refuse_many(size: int, d: int, most: int | None) -> None:
-    memory = _bytes_per_context(d)
-    limit = LARGEST_MEMORY // memory if most is None else most
+def _refuse_many(size: int, d: int, limit: int) -> None:
     if size > limit:
         raise ValueError(
-            f"`sequences` hold {size:,} distinct contexts, about "
-            f"{size * memory / 2**30:,.1f} GiB while a gradient is computed; the limit "
-            f"is {limit:,} contexts (draw fewer `examples`, or raise `max_contexts`)."
+            f"`sequences` hold at least {size:,} distinct contexts, about "
+            f"{size * _bytes_per_context(d) / 2**30:,.1f} GiB while a gradient is "
+            f"computed; the limit is {limit:,} contexts (draw fewer `examples`, or "
+            "raise `max_contexts`)."
         )
 
 
@@ -348,7 +362,8 @@ def _check_chain(chain: Any) -> None:
         )
 
 
-def _start_law(start: Any, chain: MarkovChain) -> np.ndarray:
+def start_law(start: Any, chain: MarkovChain) -> np.ndarray:
+    """The law of the first token that `start` names or is."""
     if isinstance(start, str):
         if start == "stationary":
             return chain.stationary
