@@ -20,7 +20,12 @@ from . import (  # noqa: E402
     sweeps as sweeps,
 )
 from ._certificate import Certificate as Certificate  # noqa: E402
+from ._compare import Comparison as Comparison, compare as compare  # noqa: E402
 from ._converged import Convergence as Convergence, converged as converged  # noqa: E402
+from ._ensemble import (  # noqa: E402
+    Ensemble as Ensemble,
+    EnsembleError as EnsembleError,
+)
 from ._events import (  # noqa: E402
     Event as Event,
     Occurrence as Occurrence,
@@ -29,12 +34,18 @@ from ._events import (  # noqa: E402
 )
 from ._flow import Flow as Flow, FlowError as FlowError  # noqa: E402
 from ._integrate import integrate as integrate  # noqa: E402
+from ._integrate_ensemble import (  # noqa: E402
+    integrate_ensemble as integrate_ensemble,
+    stack as stack,
+)
 from ._rank_one_comparison import (  # noqa: E402
     RankOneComparison as RankOneComparison,
     compare_rank_one as compare_rank_one,
 )
+from ._resume import resume as resume  # noqa: E402
 from ._stopping import best_stopping_time as best_stopping_time  # noqa: E402
 from ._storage import RunFileError as RunFileError  # noqa: E402
+from ._train import train as train  # noqa: E402
 from .chains import (  # noqa: E402
     HighOrderChain as HighOrderChain,
     MarkovChain as MarkovChain,
@@ -53,6 +64,7 @@ from .models import (  # noqa: E402
 )
 from .populations import (  # noqa: E402
     AllContexts as AllContexts,
+    DrawnContexts as DrawnContexts,
     FiniteContext as FiniteContext,
     InfiniteContext as InfiniteContext,
     Population as Population,
@@ -65,6 +77,10 @@ from .saddles import (  # noqa: E402
     Saddle as Saddle,
     Saddles as Saddles,
     visited_saddles as visited_saddles,
+)
+from .samplers import (  # noqa: E402
+    SequenceSampler as SequenceSampler,
+    TextSampler as TextSampler,
 )
 from .stages import (  # noqa: E402
     Acquisition as Acquisition,

@@ -1,5 +1,6 @@
 """How exact a flow is, by what an exact gradient flow cannot violate."""
 
+import math
 from collections.abc import Callable
 
 import equinox as eqx
@@ -13,25 +14,29 @@ from ._storage import storable
 
 @storable
 class Certificate(eqx.Module):
-    """Three laws of an exact gradient flow, and by how much this flow breaks them."""
+    """Three laws of an exact gradient flow, and by how much this flow breaks them.
+
+    Of a training they say how far it is from a flow: not that anything is wrong.
+    """
 
     drift: dict[str, float]
     """For each conserved quantity Q, max_t |Q(t) - Q(0)| relative to the largest term
     that Q is a sum of. Empty where no conserved quantity is known."""
     energy_imbalance: float
     """max_t |L(0) - L(t) - ∫₀ᵗ ‖∇L‖²|, over the ends of the panels of the
-    quadrature, not only over saved times."""
+    quadrature, not only over saved times. Of a training, with Σ η‖∇L‖² over its steps
+    in place of the integral; NaN where ‖∇L‖ is known of samples only."""
     energy_released: float
     """L(0) - L(t) at the end: the scale to hold the imbalance against."""
     quadrature_error: float
-    """The estimated error of the integral itself."""
+    """The estimated error of the integral itself; NaN of a training, which has a sum in
+    its place."""
     largest_rise: float
     """The largest rise of the loss between two saved times; zero if it only falls."""
 
     def __str__(self) -> str:
         lines = [
-            f"energy balance   |L(0) - L(t) - ∫‖∇L‖²| ≤ {self.energy_imbalance:.1e}"
-            f" of {self.energy_released:.4g} (quadrature ±{self.quadrature_error:.0e})",
+            f"energy balance   {self._balance}",
             f"largest rise     {self.largest_rise:.1e} between saved times",
         ]
         if self.drift:
@@ -40,6 +45,16 @@ class Certificate(eqx.Module):
         else:
             lines.append("conserved drift  (no conserved quantity is known)")
         return "\n".join(lines)
+
+    @property
+    def _balance(self) -> str:
+        if math.isnan(self.energy_imbalance):
+            return "(not known: gradients are those of samples)"
+        small = f"≤ {self.energy_imbalance:.1e} of {self.energy_released:.4g}"
+        if math.isnan(self.quadrature_error):
+            return f"|L(0) - L(t) - Σ η‖∇L‖²| {small}"
+        quadrature = f"(quadrature ±{self.quadrature_error:.0e})"
+        return f"|L(0) - L(t) - ∫‖∇L‖²| {small} {quadrature}"
 
 
 # Gauss-Kronrod nodes on [-1, 1] and weights (Piessens et al., QUADPACK, 1983): the
@@ -123,10 +138,10 @@ class EnergyAccount(eqx.Module):
         loss_and_power: Callable[
             [Float[Array, ""]], tuple[Float[Array, ""], Float[Array, ""]]
         ],
-        batch_size: int,
+        batch_size: int | None,
     ) -> "EnergyAccount":
         """The account after [start, end], where `loss_and_power(t)` gives L and
-        ‖∇L‖² at time t."""
+        ‖∇L‖² at time t; of so many times at once, or of None one after another."""
         half = 0.5 * (end - start)
         times = jnp.append(start + half * (1 + NODES), end)
         losses, powers = jax.lax.map(loss_and_power, times, batch_size=batch_size)

@@ -152,21 +152,21 @@ def parameters_of(kind: type, shapes: dict[str, tuple[int, ...]], params: Any) -
             raise ValueError(f"`params.{name}` must have shape {shape}, got {found}.")
 
 
-def scalar_loss(loss: Any, params: PyTree) -> None:
+def scalar_loss(loss: Any, params: PyTree, name: str = "loss") -> None:
     """Refuse a loss that is no real function of `params`, and `params` that no flow
     can move."""
     if not callable(loss):
         raise ValueError(
-            f"`loss` must be a callable on parameters, got {type(loss).__name__}."
+            f"`{name}` must be a callable on parameters, got {type(loss).__name__}."
         )
     if isinstance(loss, type):
-        raise ValueError(f"`loss` must be an object, got the class {loss.__name__}.")
+        raise ValueError(f"`{name}` must be an object, got the class {loss.__name__}.")
     floating_parameters("params", params)
     if hasattr(loss, "check"):
         loss.check(params)
     value = shape_of_result(loss, params)
     if not is_scalar(value, "f"):
-        raise ValueError(f"`loss` must return a real scalar, got {value!r}.")
+        raise ValueError(f"`{name}` must return a real scalar, got {value!r}.")
 
 
 @eqx.filter_jit

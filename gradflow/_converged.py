@@ -87,17 +87,20 @@ def converged(
         flow.require_problem("`gradflow.converged`"),
         flow.start,
         float(flow.ts[-1]),
-        ts=flow.ts,
+        ts=flow.params_ts,
+        save_params=True,
         solver=solver,
         observables=(),
         **again,
     )
     ours, theirs = (
-        np.concatenate([np.reshape(x, (len(flow.ts), -1)) for x in leaves], axis=1)
+        np.concatenate(
+            [np.reshape(x, (len(flow.params_ts), -1)) for x in leaves], axis=1
+        )
         for leaves in (jax.tree.leaves(f.params) for f in (flow, finer))
     )
     return Convergence(
-        ts=flow.ts,
+        ts=flow.params_ts,
         error=np.max(np.abs(ours - theirs), axis=1),
         size=float(np.max(np.abs(theirs))),
         rtol=settings.rtol,

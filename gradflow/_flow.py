@@ -1,8 +1,7 @@
 """What happened: a flow at its saved times, between them, and on disk."""
 
-import bisect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,7 +10,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float, Int, PyTree
 
 from . import _checks, _storage
 from ._certificate import Certificate
@@ -20,6 +19,10 @@ from ._ravel import Ravel, path_name
 
 if TYPE_CHECKING:
     import xarray
+
+
+RESULTS = diffrax.RESULTS
+"""How a solve can end, for rooms that do not import diffrax."""
 
 
 class FlowError(RuntimeError):
@@ -39,22 +42,74 @@ class Settings(NamedTuple):
     atol: float
     step: float | None = None
     """The length of a step, of a solver that takes steps of one length."""
+    discrete: bool = False
+    """Whether an optimiser went step by step (`gradflow.train`): then no equation was
+    integrated, and none can be again."""
+
+
+class SavedIterates(eqx.Module):
+    """Straight lines from each saved iterate of a training to the next."""
+
+    ts: Float[Array, " saved"]
+    ys: Float[Array, "saved n"]
+
+    @property
+    def ts_size(self) -> int:
+        return len(self.ts)
+
+    def evaluate(self, t: Float[Array, ""]) -> Float[Array, " n"]:
+        """The flat state at time t."""
+        after = jnp.searchsorted(self.ts, t, side="right")
+        i = jnp.clip(after - 1, 0, len(self.ts) - 2)
+        share = (t - self.ts[i]) / (self.ts[i + 1] - self.ts[i])
+        return (1 - share) * self.ys[i] + share * self.ys[i + 1]
 
 
 class DenseOutput(eqx.Module):
-    """The solver's own interpolation, piece after piece, from time 0 to `end`."""
+    """The solver's own interpolation, in pieces in the order of time, with gaps where
+    none was kept."""
+
+    @classmethod
+    def of_training(
+        cls, ts: Float[np.ndarray, " saved"], params: PyTree
+    ) -> "DenseOutput | None":
+        """Between the saved iterates of a training, the first of which is its start."""
+        if len(ts) < 2:
+            return None
+        ravel = Ravel.of(jax.tree.map(lambda leaf: leaf[0], params))
+        ys = jax.vmap(ravel.ravel)(jax.tree.map(jnp.asarray, params))
+        return cls((0.0,), (float(ts[-1]),), (SavedIterates(jnp.asarray(ts), ys),))
 
     starts: tuple[float, ...] = eqx.field(static=True)
-    end: float = eqx.field(static=True)
+    ends: tuple[float, ...] = eqx.field(static=True)
     pieces: tuple[Any, ...]
     """Each with `evaluate(t)`, the flat state at time t."""
 
-    def covers(self, t: float) -> bool:
-        return bool(self.starts) and t <= self.end
+    def sources(self, times: Float[np.ndarray, " times"]) -> np.ndarray:
+        """The piece that answers at each time, or -1."""
+        pieces = np.searchsorted(self.starts, times, side="right") - 1
+        within = (pieces >= 0) & (times <= np.asarray(self.ends)[pieces])
+        return np.where(within, pieces, -1)
 
-    def piece(self, t: float) -> int:
-        """The piece that answers at time t."""
-        return bisect.bisect_right(self.starts, t) - 1
+    @property
+    def until(self) -> float:
+        """The time until which there is no gap, from time 0 on."""
+        reached = 0.0
+        for start, end in zip(self.starts, self.ends, strict=True):
+            if start > reached:
+                break
+            reached = end
+        return reached
+
+    def joined(self, later: "DenseOutput | None") -> "DenseOutput":
+        """With the pieces of what came after."""
+        if later is None:
+            return self
+        return DenseOutput(
+            self.starts + later.starts,
+            self.ends + later.ends,
+            self.pieces + later.pieces,
+        )
 
     @property
     def mesh(self) -> Float[np.ndarray, " steps"]:
@@ -74,15 +129,48 @@ AT_ONCE = 32
 """Times that one call looks at; fewer are padded, so that it is compiled once."""
 
 
+COSTLY = 2**12
+"""Numbers in a state, above which integrating again takes long."""
+
+
 @eqx.filter_jit
 def _observe(
-    function: Callable, ravel: Ravel, piece: Any, ts: Float[Array, " times"]
+    function: Callable,
+    ravel: Ravel,
+    piece: Any,
+    ts: Float[Array, " times"],
+    count: Int[Array, ""],
 ) -> PyTree:
-    """`function(t, params)` at times within a piece of dense output."""
-    batch = max(1, min(AT_ONCE, BATCHED_NUMBERS // ravel.size))
-    return jax.lax.map(
-        lambda t: function(t, ravel.unravel(piece.evaluate(t))), ts, batch_size=batch
+    """`function(t, params)` at the first `count` of times within a piece of dense
+    output; the rest stays zero."""
+    return fill_rows(
+        lambda t: function(t, ravel.unravel(piece.evaluate(t))),
+        ts,
+        count,
+        2 ** (max(1, min(AT_ONCE, BATCHED_NUMBERS // ravel.size)).bit_length() - 1),
     )
+
+
+def fill_rows(
+    function: Callable, xs: Array, count: Int[Array, ""], batch: int
+) -> PyTree:
+    """`function` of the first `count` of `xs`, in batches of a size that divides their
+    number; the rest is zero, or what its batch brings."""
+    several = jax.vmap(function)
+
+    def fill(i: Int[Array, ""], rows: PyTree) -> PyTree:
+        some = several(jax.lax.dynamic_slice_in_dim(xs, i * batch, batch))
+        return jax.tree.map(
+            lambda all_rows, new: jax.lax.dynamic_update_slice_in_dim(
+                all_rows, new, i * batch, axis=0
+            ),
+            rows,
+            some,
+        )
+
+    shapes = jax.eval_shape(several, xs)
+    empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    return jax.lax.fori_loop(0, -(-count // batch), fill, empty)
 
 
 @eqx.filter_jit
@@ -90,21 +178,27 @@ def _evaluate(ravel: Ravel, piece: Any, t: Float[Array, ""]) -> PyTree:
     return ravel.unravel(piece.evaluate(t))
 
 
+@eqx.filter_jit
+def _at_state(function: Callable, t: Float[Array, ""], params: PyTree) -> PyTree:
+    return function(t, params)
+
+
 IntegrateAgain = Callable[
-    [Callable, Settings, Any, PyTree, float, float], Float[Array, " n"]
+    [Callable, Settings, Any, PyTree, float, float], Iterator[tuple[float, Any]]
 ]
 _integrate_again: list[IntegrateAgain] = []
 
 
 def set_integrate_again(function: IntegrateAgain) -> None:
     """Called once by `_integrate`, which may import this module but not the reverse:
-    `function(loss, settings, solver, params, t0, t1)` is the flat state at t1 of the
-    flow that is at `params` at t0."""
+    `function(loss, settings, solver, params, t0, t1)` yields dense output from t0 to
+    t1, piece by piece with its end, of the flow that is at `params` at t0."""
     _integrate_again[:] = [function]
 
 
 class Flow(eqx.Module):
-    """A gradient flow θ̇ = -∇L(θ) at its saved times, and how exact it is.
+    """A gradient flow θ̇ = -∇L(θ) at its saved times, and how exact it is; or a training
+    by `gradflow.train`, whose time is the sum of its learning rates.
 
     `print(flow)` shows a summary. `flow.at(t)` gives the parameters at any time.
     """
@@ -113,7 +207,7 @@ class Flow(eqx.Module):
     """The saved times. Where the flow stopped early the last one is where it
     stopped."""
     params: PyTree
-    """The parameters, stacked along a leading time axis."""
+    """The parameters at the times `params_ts`, stacked along a leading axis."""
     loss: Float[np.ndarray, " times"]
     """L(θ(t))."""
     speed: Float[np.ndarray, " times"]
@@ -138,18 +232,33 @@ class Flow(eqx.Module):
     solver: diffrax.AbstractSolver | None = None
     dense: DenseOutput | None = None
     """The solver's dense output, for as much of the flow as fits in memory."""
+    stored_ts: Float[np.ndarray, " stored"] | None = None
+    """Those of the saved times at which the parameters were stored; None for all."""
+
+    @property
+    def params_ts(self) -> Float[np.ndarray, " stored"]:
+        """The times at which the parameters were stored: all saved times, or of a large
+        flow some of them, the last among them."""
+        return self.ts if self.stored_ts is None else self.stored_ts
 
     @property
     def final(self) -> PyTree:
         """The parameters at the last saved time."""
         return jax.tree.map(lambda leaf: leaf[-1], self.params)
 
+    @property
+    def ended_as_wanted(self) -> bool:
+        """Whether the flow reached its horizon, or its event."""
+        fine = (diffrax.RESULTS.successful, diffrax.RESULTS.event_occurred)
+        return any(bool(self.result == code) for code in fine)
+
     def at(self, t: Any) -> PyTree:
         """The parameters at time `t`; at an array of times, stacked along it.
 
-        A saved time gives the saved parameters. Between saved times the solver's dense
-        output answers where it was kept; elsewhere the flow is integrated again from
-        the last saved time before `t`, with the same solver and tolerances.
+        A time of `params_ts` gives the stored parameters. Between these the solver's
+        dense output answers where it was kept; elsewhere the flow is integrated again
+        from the last of them before `t`, with the same solver and tolerances. Of a
+        training it is the straight line from one saved iterate to the next.
         """
         times = self._times("t", t)
         if times.ndim == 0:
@@ -162,10 +271,10 @@ class Flow(eqx.Module):
     @property
     def mesh(self) -> Float[np.ndarray, " steps"]:
         """The times between which the solver stepped, where its dense output was kept;
-        beyond that, the saved times."""
+        elsewhere, the saved times."""
         if self.dense is None:
             return self.ts
-        return np.append(self.dense.mesh, self.ts[self.ts > self.dense.end])
+        return np.union1d(self.dense.mesh, self.ts[self._sources(self.ts) < 0])
 
     def observe(self, function: Checked[Callable[[PyTree], Any]], ts: Any) -> PyTree:
         """`function` of the parameters at each of the times `ts`, stacked: what was not
@@ -196,53 +305,88 @@ class Flow(eqx.Module):
         for source in np.unique(where):
             index = np.flatnonzero(where == source)
             if source < 0:
-                for i in index:
-                    t = float(times[i])
-                    rows[i] = function(jnp.asarray(t), self._state_at(t))
-                continue
-            assert self.dense is not None
-            for first in range(0, len(index), AT_ONCE):
-                some = index[first : first + AT_ONCE]
-                padded = np.pad(times[some], (0, AT_ONCE - len(some)), mode="edge")
-                values = _observe(
-                    function,
-                    Ravel.of(self.start),
-                    self.dense.pieces[source],
-                    jnp.asarray(padded),
-                )
-                values = jax.tree.map(np.asarray, values)
-                for row, i in enumerate(some):
-                    rows[i] = jax.tree.map(lambda x, row=row: x[row], values)
+                self._fill_again(rows, function, times, index)
+            else:
+                assert self.dense is not None
+                piece = self.dense.pieces[source]
+                self._fill(rows, function, times, index, piece)
         return jax.tree.map(lambda *x: np.stack(x), *rows)
 
-    def _sources(self, times: Float[np.ndarray, " times"]) -> np.ndarray:
-        """`source` of many times at once."""
-        if self.dense is None or not self.dense.starts:
-            return np.full(len(times), -1)
-        pieces = np.searchsorted(self.dense.starts, times, side="right") - 1
-        return np.where(times <= self.dense.end, pieces, -1)
+    def _fill(
+        self,
+        rows: list[Any],
+        function: Callable,
+        times: Float[np.ndarray, " times"],
+        index: Int[np.ndarray, " some"],
+        piece: Any,
+    ) -> None:
+        """Fill the rows at `index`, whose times lie within a piece of dense output."""
+        for first in range(0, len(index), AT_ONCE):
+            some = index[first : first + AT_ONCE]
+            padded = np.pad(times[some], (0, AT_ONCE - len(some)), mode="edge")
+            values = _observe(
+                function,
+                Ravel.of(self.start),
+                piece,
+                jnp.asarray(padded),
+                jnp.asarray(len(some)),
+            )
+            values = jax.tree.map(np.asarray, values)
+            for row, i in enumerate(some):
+                rows[i] = jax.tree.map(lambda x, row=row: x[row], values)
 
-    def source(self, t: float) -> int:
-        """The piece of dense output that answers at time t, or -1."""
-        if self.dense is None or not self.dense.covers(t):
-            return -1
-        return self.dense.piece(t)
+    def _fill_again(
+        self,
+        rows: list[Any],
+        function: Callable,
+        times: Float[np.ndarray, " times"],
+        index: Int[np.ndarray, " some"],
+    ) -> None:
+        """Fill the rows at `index`, for which there is no dense output: from stored
+        parameters, or by integrating again from those before, once for all times that
+        have the same before them."""
+        before = np.searchsorted(self.params_ts, times[index], side="right") - 1
+        for stored in np.unique(before):
+            begin = 0.0 if stored < 0 else float(self.params_ts[stored])
+            state = self.start if stored < 0 else _at_index(self.params, int(stored))
+            here = index[before == stored]
+            for i in here[times[here] == begin]:
+                at = _at_state(function, jnp.asarray(begin), state)
+                rows[i] = jax.tree.map(np.asarray, at)
+            here = here[times[here] > begin]
+            if not here.size:
+                continue
+            loss = self.require_problem("`Flow.at` between stored times")
+            (integrate_again,) = _integrate_again
+            for end, piece in integrate_again(
+                loss, self.settings, self.solver, state, begin, float(times[here].max())
+            ):
+                within = (times[here] > begin) & (times[here] <= end)
+                self._fill(rows, function, times, here[within], piece)
+                begin = end
+
+    def is_costly_between(self, start: float, end: float) -> bool:
+        """Whether it takes long to look at the flow at many times between two: it is
+        large and has to be integrated again."""
+        ends = self._sources(np.array([start, end]))
+        return Ravel.of(self.start).size > COSTLY and bool(np.any(ends < 0))
+
+    def _sources(self, times: Float[np.ndarray, " times"]) -> np.ndarray:
+        """The piece of dense output that answers at each time, or -1."""
+        if self.dense is None:
+            return np.full(len(times), -1)
+        return self.dense.sources(times)
 
     def _state_at(self, t: float) -> PyTree:
-        index = int(np.searchsorted(self.ts, t, side="right")) - 1
-        before = 0.0 if index < 0 else float(self.ts[index])
-        saved = self.start if index < 0 else _at_index(self.params, index)
-        if before == t:
-            return saved
-        source = self.source(t)
+        stored = np.flatnonzero(self.params_ts == t)
+        if stored.size:
+            return _at_index(self.params, int(stored[0]))
+        (source,) = self._sources(np.array([t]))
         if self.dense is not None and source >= 0:
-            return _evaluate(Ravel.of(saved), self.dense.pieces[source], jnp.asarray(t))
-        ravel = Ravel.of(saved)
-        loss = self.require_problem("`Flow.at` between saved times")
-        (integrate_again,) = _integrate_again
-        return ravel.unravel(
-            integrate_again(loss, self.settings, self.solver, saved, before, t)
-        )
+            piece = self.dense.pieces[source]
+            return _evaluate(Ravel.of(self.start), piece, jnp.asarray(t))
+        states = self.along(_the_parameters, np.array([t]))
+        return _at_index(states, 0)
 
     def require_problem(self, what: str) -> Callable:
         """The loss, or an error that says how to come by it."""
@@ -268,6 +412,7 @@ class Flow(eqx.Module):
         storable = _storage.can_pack(self.params)
         return {
             "ts": self.ts,
+            "stored_ts": self.stored_ts,
             "params": self.params if storable else None,
             "leaves": None if storable else _named_leaves(self.params),
             "start": jax.tree.leaves(self.start),
@@ -319,11 +464,14 @@ class Flow(eqx.Module):
     ) -> "Flow":
         """The flow of which `contents` told, with the options of `load`."""
         params = run["leaves"] if run["params"] is None else run["params"]
+        settings = Settings(**run["settings"])
         if like is not None:
             # A dictionary of leaves is in the order of the original's.
             in_order = run["params"] is not None
             leaves = jax.tree.leaves(params) if in_order else list(params.values())
             params = jax.tree.unflatten(jax.tree.structure(like), leaves)
+        start = jax.tree.unflatten(jax.tree.structure(params), run["start"])
+        lines = DenseOutput.of_training if settings.discrete else lambda *_: None
         return cls(
             ts=run["ts"],
             params=params,
@@ -331,12 +479,14 @@ class Flow(eqx.Module):
             speed=run["speed"],
             observables=run["observables"],
             stats={**run["stats"], "versions": run["versions"]},
-            start=jax.tree.unflatten(jax.tree.structure(params), run["start"]),
+            start=start,
             result=getattr(diffrax.RESULTS, run["result"]),
             certificate=run["certificate"],
-            settings=Settings(**run["settings"]),
+            settings=settings,
             problem=run["problem"] if loss is None else loss,
             solver=solver,
+            stored_ts=run.get("stored_ts"),
+            dense=lines(run["ts"], params),
         )
 
     def to_xarray(self) -> "xarray.Dataset":
@@ -346,15 +496,23 @@ class Flow(eqx.Module):
         named = {"loss": self.loss, "speed": self.speed}
         for name, leaf in _named_leaves(self.observables).items():
             named.setdefault(name, leaf)
+        clock = dict.fromkeys(named, "time")
+        coordinates = {"time": self.ts}
+        if self.stored_ts is not None:
+            coordinates["params_time"] = self.stored_ts
         for name, leaf in _named_leaves(self.params).items():
-            taken = name in named or name in ("", "time")
-            named[f"params.{name}".rstrip(".") if taken else name] = leaf
+            taken = name in named or name in ("", *coordinates)
+            name = f"params.{name}".rstrip(".") if taken else name
+            named[name], clock[name] = leaf, list(coordinates)[-1]
         return xarray.Dataset(
             {
-                name: (("time", *(f"{name}_{i}" for i in range(np.ndim(v) - 1))), v)
+                name: (
+                    (clock[name], *(f"{name}_{i}" for i in range(np.ndim(v) - 1))),
+                    v,
+                )
                 for name, v in named.items()
             },
-            coords={"time": self.ts},
+            coords=coordinates,
             attrs={
                 **self.settings._asdict(),
                 "result": _result_name(self.result),
@@ -369,9 +527,10 @@ class Flow(eqx.Module):
         products = stats.get("num_hessian_products")
         counted += f", {products:,} Hessian products" if products else ""
         ended = stats["reason"] or "reached the horizon"
+        kind = "Training" if self.settings.discrete else "Flow"
         return "\n".join(
             [
-                f"Flow to t = {self.ts[-1]:g} ({ended})",
+                f"{kind} to t = {self.ts[-1]:g} ({ended})",
                 f"loss             {self.loss[0]:.6f} → {self.loss[-1]:.6f}"
                 f"{self._above_floor()}, speed {self.speed[-1]:.1e}",
                 f"solver           {stats['solver']} {self._held_to()}",
@@ -386,6 +545,9 @@ class Flow(eqx.Module):
     def _held_to(self) -> str:
         if self.settings.step is not None:
             return f"with steps of {self.settings.step:g}"
+        if self.settings.discrete:
+            least, most = self.stats["learning_rates"]
+            return f"with steps of {least:g} to {most:g}"
         return f"at rtol {self.settings.rtol:g}, atol {self.settings.atol:.1e}"
 
     def _above_floor(self) -> str:

@@ -1,8 +1,8 @@
 """integrate(): a loss, a start and a horizon in, a flow out."""
 
 import math
-import time
-from collections.abc import Callable, Iterable, Mapping
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import diffrax
@@ -13,14 +13,13 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from . import _checks, solvers
+from ._checkpoint import check_path
 from ._checks import Checked
-from ._compile_clock import CompileClock
-from ._flow import Flow, FlowError, Settings, set_integrate_again
+from ._flow import Flow, Settings, set_integrate_again
 from ._metric import is_euclidean
-from ._progress import progress_bar
 from ._ravel import Ravel
-from ._record import Recorder, Watch
-from ._segments import Equation, Segment, advance, start
+from ._segments import advance, start
+from ._solve import Wanted, equation_of, how_it_ended, solve
 
 SMALLEST_SCALE = 1e-8
 """The least root mean square of the parameters that the default `atol` follows."""
@@ -49,6 +48,9 @@ def integrate(
     throw: bool = True,
     dense_memory: Checked[int] = 2**28,
     step: Checked[float | None] = None,
+    save_params: Any = None,
+    checkpoint: Checked[str | os.PathLike | None] = None,
+    checkpoint_every: Checked[float] = 60.0,
 ) -> Flow:
     """Integrate the gradient flow θ̇ = -∇L(θ) from `params` at time 0 to time `t1`.
 
@@ -77,20 +79,25 @@ def integrate(
     - `dense_memory`: bytes of dense output to keep for `Flow.at`.
     - `step`: the length of a step of `rk4` and `euler`, which take steps of one length;
         by default 1/λ_max at the start, which may well be too long later on.
+    - `save_params`: whether to store the parameters at all saved times (True), at the
+        last only (False), or at which of them (a list). By default at all, or where
+        that would take more than 256 MiB at as many, evenly spread, as do not. The
+        loss, its speed and the observables are saved at every time of `ts`.
+    - `checkpoint`: a file in which the solve keeps its state, so that a run that was
+        killed goes on from there when it is called again in the same way. Another
+        flow's file is refused. It is removed when the flow is complete: that is then
+        the caller's to save.
+    - `checkpoint_every`: seconds between two checkpoints; longer where writing one
+        takes more than a twentieth of that.
 
     **Returns:**
 
     A `Flow`.
     """
     t1 = _checks.positive_number("t1", t1)
-    times = _saved_times(ts, t1)
+    times = saved_times(ts, t1)
     solvers.resolve(solver)
-    rtol = _checks.positive_number("rtol", rtol)
-    if rtol < SMALLEST_RTOL:
-        raise ValueError(
-            f"`rtol` must be at least {SMALLEST_RTOL:g}, as double precision holds no "
-            f"more, got {rtol:g}."
-        )
+    rtol = check_rtol(rtol)
     if atol is not None:
         atol = _checks.positive_number("atol", atol, zero_allowed=True)
     if max_steps is not None:
@@ -99,129 +106,45 @@ def integrate(
     if step is not None:
         step = _checks.positive_number("step", step)
     _checks.scalar_loss(loss, params)
-    named, functions = _chosen_observables(loss, params, observables)
-    _check_event(event, params)
+    named, functions = chosen_observables(loss, params, observables)
+    check_event(event, params)
+    stored = check_stored(save_params, times)
+    path = None if checkpoint is None else check_path(checkpoint)
+    every = _checks.positive_number(
+        "checkpoint_every", checkpoint_every, zero_allowed=True
+    )
 
-    began, compiling = time.perf_counter(), CompileClock()
     ravel = Ravel.of(params)
-    y0 = ravel.ravel(params)
     choice = solvers.resolve(solver, ravel.size, is_euclidean(loss))
     if atol is None:
-        rms = math.sqrt(float(jnp.mean(y0**2)))
+        rms = math.sqrt(float(jnp.mean(ravel.ravel(params) ** 2)))
         atol = 1e-3 * rtol * max(rms, SMALLEST_SCALE)
     if choice.takes_fixed_steps:
-        step = _stable_step(loss, ravel, y0) if step is None else step
+        step = _stable_step(loss, ravel, params) if step is None else step
     elif step is not None:
         raise ValueError(
             f"`step` must be None but for solvers with steps of one length "
             f"({', '.join(solvers.FIXED_STEP)}), got {step:g} with {choice.name}."
         )
-    equation = Equation(
-        loss,
-        ravel,
-        choice.solver,
-        jnp.asarray(rtol),
-        jnp.asarray(atol),
-        None if step is None else jnp.asarray(step),
+    return solve(
+        Wanted(
+            loss=loss,
+            start=params,
+            choice=choice,
+            settings=Settings(t1, choice.name, rtol, atol, step),
+            times=times,
+            save_params=stored,
+            named=named,
+            functions=functions,
+            event=event,
+            progress=progress,
+            max_steps=max_steps,
+            throw=throw,
+            dense_memory=dense_memory,
+            checkpoint=path,
+            checkpoint_every=every,
+        )
     )
-    budget = solvers.NO_LIMIT if max_steps is None else max_steps
-    state, steps = start(equation, y0, jnp.asarray(t1), jnp.asarray(budget))
-    _refuse_bad_start(state.loss, state.dt)
-    record = Recorder(Watch(equation, y0, named, functions), state, times, dense_memory)
-    ended = None
-    with progress_bar(t1, progress) as report:
-        while ended is None:
-            segment = advance(equation, state, jnp.asarray(t1), steps, event)
-            state = segment.state
-            record.add(segment)
-            report(record.t, float(state.loss), record.attempted)
-            ended = _how_it_ended(segment, t1, record.attempted, max_steps)
-
-    result, reason = ended
-    snapshots = record.close()
-    compile_seconds = compiling.seconds()
-    flow = Flow(
-        ts=record.ts,
-        params=snapshots.params,
-        loss=np.asarray(snapshots.loss),
-        speed=np.asarray(snapshots.speed),
-        observables=snapshots.observables,
-        stats={
-            "solver": choice.name,
-            "choice": choice.reason,
-            "num_accepted_steps": record.accepted,
-            "num_rejected_steps": record.rejected,
-            **_counts(choice.solver, state.controller_state.work, record.attempted),
-            "num_certificate_evaluations": record.certificate_evaluations,
-            "compile_seconds": compile_seconds,
-            "run_seconds": time.perf_counter() - began - compile_seconds,
-            "dense_until": record.dense_until,
-            "reason": reason,
-        },
-        result=result,
-        certificate=record.certificate(snapshots),
-        start=jax.tree.map(np.asarray, ravel.unravel(y0)),
-        settings=Settings(t1, choice.name, rtol, atol, step),
-        problem=loss,
-        solver=choice.solver,
-        dense=record.dense,
-    )
-    fine = (diffrax.RESULTS.successful, diffrax.RESULTS.event_occurred)
-    if throw and not any(result == code for code in fine):
-        raise FlowError(
-            f"The flow {reason}. What was computed until then is in this exception's "
-            "`flow`; `throw=False` returns it instead.",
-            flow,
-        )
-    return flow
-
-
-def _how_it_ended(
-    segment: Segment, t1: float, attempted: int, max_steps: int | None
-) -> tuple[diffrax.RESULTS, str] | None:
-    """The result and, if it is not that the horizon was reached, why; or None if
-    there is more to do."""
-    t = float(segment.state.t)
-    if segment.result == diffrax.RESULTS.event_occurred:
-        return diffrax.RESULTS.event_occurred, f"stopped at t = {t:.10g} by its event"
-    if t >= t1:
-        return diffrax.RESULTS.successful, ""
-    if max_steps is not None and attempted >= max_steps:
-        reason = f"gave up at t = {t:.10g} of {t1:g}, after `max_steps` = {max_steps:,}"
-        return diffrax.RESULTS.max_steps_reached, f"{reason} steps"
-    if segment.result == diffrax.RESULTS.dt_min_reached:
-        reason = (
-            f"could not go on from t = {t:.10g}: every step was rejected, down to one "
-            f"of {float(segment.state.dt):.0e} (is the loss finite and smooth there? "
-            f"it is {float(segment.state.loss):.6g})"
-        )
-        return diffrax.RESULTS.dt_min_reached, reason
-    if segment.result == diffrax.RESULTS.internal_error:
-        reason = (
-            f"left the finite numbers after t = {t:.10g}, where the loss was "
-            f"{float(segment.state.loss):.6g}: a shorter `step` may hold it"
-        )
-        return diffrax.RESULTS.internal_error, reason
-    if segment.result != diffrax.RESULTS.max_steps_reached:
-        why = diffrax.RESULTS[segment.result]
-        return diffrax.RESULTS.internal_error, f"broke off at t = {t:.10g}: {why}"
-    return None
-
-
-def _counts(solver: Any, work: Any, attempted: int) -> dict[str, int | None]:
-    """The work of a solve, as far as it is known."""
-    if getattr(solver, "counts_work", False):
-        return {
-            # The choice of the first step size takes two.
-            "num_evaluations": int(work.evaluations) + 2 + solver.starting_evaluations,
-            "num_hessian_products": int(work.hessian_products),
-            "num_newton_failures": int(work.newton_failures),
-        }
-    return {
-        "num_evaluations": solvers.count_evaluations(solver, attempted),
-        "num_hessian_products": None,
-        "num_newton_failures": None,
-    }
 
 
 @eqx.filter_jit
@@ -239,8 +162,8 @@ def _largest_curvature(
     return jnp.linalg.norm(jax.lax.fori_loop(0, POWER_ITERATIONS, iterate, noise))
 
 
-def _stable_step(loss: Callable, ravel: Ravel, y: Float[Array, " n"]) -> float:
-    largest = float(_largest_curvature(loss, ravel, y))
+def _stable_step(loss: Callable, ravel: Ravel, params: PyTree) -> float:
+    largest = float(_largest_curvature(loss, ravel, ravel.ravel(params)))
     if not (np.isfinite(largest) and largest > 0):
         raise ValueError(
             "`step` must be given, as the curvature at `params`, from which it would "
@@ -254,6 +177,11 @@ def same_solver(
 ) -> str | diffrax.AbstractSolver:
     """What to ask `integrate` for to have a flow's solver again: its name where that
     says all, else the object itself."""
+    if settings.discrete:
+        raise ValueError(
+            "A training cannot be integrated again, as it is no solution of the flow's "
+            "equation; `gradflow.compare` holds it against a flow."
+        )
     named = settings.solver in solvers.names()
     if solver is None and not named:  # a loaded flow knows only its solver's name
         raise ValueError(
@@ -274,31 +202,24 @@ def _integrate_again(
     params: PyTree,
     t0: float,
     t1: float,
-) -> Float[Array, " n"]:
-    """The flat state at t1 of the flow that is at `params` at t0."""
+) -> Iterator[tuple[float, Any]]:
+    """Dense output from t0 to t1, piece by piece with its end, of the flow that is at
+    `params` at t0."""
     ravel = Ravel.of(params)
-    equation = Equation(
-        loss,
-        ravel,
-        solvers.resolve(same_solver(settings, solver)).solver,
-        jnp.asarray(settings.rtol),
-        jnp.asarray(settings.atol),
-        None if settings.step is None else jnp.asarray(settings.step),
-    )
-    # The flow does not know what time it is, so that it may start at zero again.
-    span = jnp.asarray(t1 - t0)
-    state, steps = start(
-        equation, ravel.ravel(params), span, jnp.asarray(solvers.NO_LIMIT)
-    )
+    again = solvers.resolve(same_solver(settings, solver)).solver
+    equation = equation_of(loss, ravel, again, settings)
+    end, unlimited = jnp.asarray(t1), jnp.asarray(solvers.NO_LIMIT)
+    state, steps = start(equation, ravel.ravel(params), end, unlimited, jnp.asarray(t0))
     ended = None
     while ended is None:
-        segment = advance(equation, state, span, steps, None)
+        segment = advance(equation, state, end, steps, None)
         state = segment.state
-        ended = _how_it_ended(segment, float(span), 0, None)
+        ended = how_it_ended(segment.state, segment.result, t1, 0, None)
+        if ended is None or ended[0] == diffrax.RESULTS.successful:
+            yield float(state.t), segment.dense
     result, reason = ended
     if result != diffrax.RESULTS.successful:
         raise RuntimeError(f"Integrated again from t = {t0:.10g}, the flow {reason}.")
-    return state.y
 
 
 set_integrate_again(_integrate_again)
@@ -309,7 +230,17 @@ set_integrate_again(_integrate_again)
 #
 
 
-def _saved_times(ts: Any, t1: float) -> Float[np.ndarray, " times"]:
+def check_rtol(rtol: Any) -> float:
+    rtol = _checks.positive_number("rtol", rtol)
+    if rtol < SMALLEST_RTOL:
+        raise ValueError(
+            f"`rtol` must be at least {SMALLEST_RTOL:g}, as double precision holds no "
+            f"more, got {rtol:g}."
+        )
+    return rtol
+
+
+def saved_times(ts: Any, t1: float) -> Float[np.ndarray, " times"]:
     if ts is None:
         return np.append(0.0, np.geomspace(1e-5 * t1, t1, DEFAULT_TIMES))
     times = _checks.increasing_times("ts", ts)
@@ -321,6 +252,19 @@ def _saved_times(ts: Any, t1: float) -> Float[np.ndarray, " times"]:
     return times
 
 
+def check_stored(save_params: Any, times: Float[np.ndarray, " times"]) -> Any:
+    if save_params is None or isinstance(save_params, bool):
+        return save_params
+    stored = _checks.increasing_times("save_params", save_params)
+    unknown = stored[~np.isin(stored, times)]
+    if unknown.size:
+        raise ValueError(
+            "`save_params` must be None, a boolean or some of the saved times `ts`, "
+            f"got {unknown[0]:g}, which is none."
+        )
+    return stored
+
+
 class _AllObservables(eqx.Module):
     loss: Any
 
@@ -328,7 +272,7 @@ class _AllObservables(eqx.Module):
         return {name: f(params) for name, f in self.loss.observables.items()}
 
 
-def _chosen_observables(
+def chosen_observables(
     loss: Any, params: PyTree, observables: Any
 ) -> tuple[tuple[str, ...], dict[str, Callable]]:
     """Names among the loss's own observables, and functions of the user's."""
@@ -365,7 +309,7 @@ def _chosen_observables(
     return names, {}
 
 
-def _check_event(event: Any, params: PyTree) -> None:
+def check_event(event: Any, params: PyTree) -> None:
     if event is None:
         return
     if not callable(event):
@@ -380,12 +324,3 @@ def _check_event(event: Any, params: PyTree) -> None:
     now: Any = event(jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), params))
     if np.isnan(now):
         raise ValueError("`event` must be a number at `params`, got NaN.")
-
-
-def _refuse_bad_start(loss: Float[Array, ""], dt: Float[Array, ""]) -> None:
-    if not np.isfinite(loss):
-        raise ValueError(
-            f"`loss` must be finite at `params`, where the flow starts; it is {loss}."
-        )
-    if not np.isfinite(dt):
-        raise ValueError("`loss` must have a finite gradient at `params`; it has not.")

@@ -9,8 +9,9 @@ Report = Callable[[float, float, int], None]
 
 
 @contextlib.contextmanager
-def progress_bar(t1: float, shown: bool) -> Iterator[Report]:
-    """A function to call with (time, loss, attempted steps) as a solve to t1 goes on.
+def progress_bar(t1: float, shown: bool, remark: str = "") -> Iterator[Report]:
+    """A function to call with (time, loss, attempted steps) as a solve to t1 goes on;
+    the remark is shown before it.
 
     Half the bar is half the logarithm of time from 1e-5·t1 on, which is where the
     default saved times begin.
@@ -23,6 +24,8 @@ def progress_bar(t1: float, shown: bool) -> Iterator[Report]:
     def place(t: float) -> float:
         return math.log1p(1e5 * t / t1) / math.log1p(1e5)
 
+    if remark:
+        tqdm.write(remark, file=sys.stderr)
     layout = "{l_bar}{bar}| {elapsed}{postfix}"
     with tqdm(total=1000, desc="flow", bar_format=layout, mininterval=_pause()) as bar:
 

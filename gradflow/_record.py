@@ -1,7 +1,7 @@
 """What is recorded of a solve: snapshots at the saved times, dense output, balances."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
 from ._certificate import Certificate, EnergyAccount
-from ._flow import DenseOutput
+from ._flow import DenseOutput, fill_rows
 from ._segments import (
     EVALUATIONS_PER_PANEL,
     Dense,
@@ -21,6 +21,7 @@ from ._segments import (
     compiled,
     dense_bytes,
 )
+from ._types import AnyArray
 
 SNAPSHOTS = 32
 """Saved times that one call evaluates; the last call of a segment is padded."""
@@ -30,12 +31,13 @@ class Snapshot(eqx.Module):
     """A flow at one saved time, or at several along a leading axis."""
 
     params: PyTree
-    loss: Float[Array, "*times"]
-    speed: Float[Array, "*times"]
+    """At fewer times, where not all parameters are stored."""
+    loss: Float[AnyArray, "*times"]
+    speed: Float[AnyArray, "*times"]
     observables: dict[str, PyTree]
-    drift: dict[str, Float[Array, "*times"]]
+    drift: dict[str, Float[AnyArray, "*some"]]
     """max |Q(t) - Q(0)| of each conserved quantity Q."""
-    size: dict[str, Float[Array, "*times"]]
+    size: dict[str, Float[AnyArray, "*some"]]
     """The largest entry of the terms that Q is a sum of."""
 
 
@@ -79,6 +81,11 @@ class Watch(eqx.Module):
             size=size,
         )
 
+    @property
+    def shape(self) -> Snapshot:
+        """The shapes and types of a snapshot."""
+        return _shape(self)
+
     def _conserved(self, y: Float[Array, " n"]) -> dict[str, tuple[Any, Any]]:
         terms = getattr(self.equation.loss, "conserved_terms", None)
         if terms is None:
@@ -89,6 +96,12 @@ class Watch(eqx.Module):
         return {name: (then[name], now[name]) for name in now}
 
 
+@eqx.filter_jit
+def _shape(watch: Watch) -> Any:
+    # Traced once and remembered.
+    return jax.eval_shape(watch.snapshot, watch.y0)
+
+
 @compiled
 def _take(
     watch: Watch,
@@ -97,22 +110,25 @@ def _take(
     count: Int[Array, ""],
 ) -> Snapshot:
     """Snapshots at the first `count` of `times`; the rest stays zero."""
-    batch = watch.equation.batch_size
-    snapshots = jax.vmap(lambda t: watch.snapshot(dense.evaluate(t)))
+    return fill_rows(
+        lambda t: watch.snapshot(dense.evaluate(t)),
+        times,
+        count,
+        watch.equation.batch_size,
+    )
 
-    def fill(i: Int[Array, ""], rows: Snapshot) -> Snapshot:
-        some = snapshots(jax.lax.dynamic_slice_in_dim(times, i * batch, batch))
-        return jax.tree.map(
-            lambda all_rows, new: jax.lax.dynamic_update_slice_in_dim(
-                all_rows, new, i * batch, axis=0
-            ),
-            rows,
-            some,
-        )
 
-    shapes = jax.eval_shape(snapshots, times)
-    empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    return jax.lax.fori_loop(0, -(-count // batch), fill, empty)
+class Past(NamedTuple):
+    """What was recorded until a time t, but for dense output."""
+
+    t: float
+    ts: Float[np.ndarray, " times"]
+    params_ts: Float[np.ndarray, " stored"]
+    snapshots: Snapshot | None
+    """Of all saved times; None if there are none."""
+    account: EnergyAccount
+    accepted: int
+    rejected: int
 
 
 class Recorder:
@@ -123,20 +139,22 @@ class Recorder:
         watch: Watch,
         start: State,
         times: Float[np.ndarray, " times"],
+        stored: Float[np.ndarray, " stored"],
         dense_memory: int,
     ):
         self._watch = watch
-        self._due = times
+        self._times = times
+        self._stored = stored
         self._account = EnergyAccount.open(start.loss)
         self._snapshots: list[Snapshot] = []
         self._pieces: list[Dense] = []
         self._starts: list[float] = []
+        self._ends: list[float] = []
         self._memory = dense_memory
         self._last: Segment | None = None
         self.t = 0.0
-        self.dense_until = 0.0
         self.accepted = self.rejected = 0
-        self.ts = np.zeros(0)
+        self.ts, self.params_ts = np.zeros(0), np.zeros(0)
 
     @property
     def attempted(self) -> int:
@@ -146,6 +164,25 @@ class Recorder:
     def certificate_evaluations(self) -> int:
         return EVALUATIONS_PER_PANEL * int(self._account.panels)
 
+    @property
+    def past(self) -> Past:
+        return Past(
+            self.t,
+            self.ts,
+            self.params_ts,
+            self._joined() if self._snapshots else None,
+            self._account,
+            self.accepted,
+            self.rejected,
+        )
+
+    def go_on_from(self, past: Past) -> None:
+        """Take the past for what was recorded so far."""
+        self.t, self.ts, self.params_ts = past.t, past.ts, past.params_ts
+        self._snapshots = [] if past.snapshots is None else [past.snapshots]
+        self._account = past.account
+        self.accepted, self.rejected = past.accepted, past.rejected
+
     def add(self, segment: Segment) -> None:
         """Take the segment that begins where the last one ended."""
         begun, self.t, self._last = self.t, float(segment.state.t), segment
@@ -154,49 +191,82 @@ class Recorder:
         self._account = balance(
             self._watch.equation, self._account, segment.dense, segment.state.t
         )
-        reached = int(np.searchsorted(self._due, self.t, side="right"))
-        self._save(self._due[:reached])
-        self._due = self._due[reached:]
+        reached = self.ts[-1] if self.ts.size else -np.inf
+        self._save(self._times[(self._times > reached) & (self._times <= self.t)])
         size = dense_bytes(segment.dense)
-        if self.dense_until == begun and size <= self._memory:
+        if size <= self._memory:
             self._pieces.append(segment.dense)
             self._starts.append(begun)
+            self._ends.append(self.t)
             self._memory -= size
-            self.dense_until = self.t
 
     def close(self) -> Snapshot:
         """All snapshots, the last one at the time where the solve ended."""
         if self.ts.size == 0 or self.ts[-1] < self.t:
             self._save(np.array([self.t]))
-        return jax.tree.map(lambda *leaves: np.concatenate(leaves), *self._snapshots)
+        return self._joined()
+
+    def _joined(self) -> Snapshot:
+        if len(self._snapshots) > 1:
+            joined = jax.tree.map(lambda *x: np.concatenate(x), *self._snapshots)
+            self._snapshots = [joined]
+        return self._snapshots[0]
 
     def _save(self, times: Float[np.ndarray, " some"]) -> None:
         assert self._last is not None
-        self._snapshots += self._watch.snapshots(self._last.dense, times)
+        # The end of a flow is stored in any case, and may be the end of any segment.
+        stored = np.isin(times, self._stored) | (times == self.t)
+        first = 0
+        for snapshot in self._watch.snapshots(self._last.dense, times):
+            rows = stored[first : first + len(snapshot.loss)]
+            kept = jax.tree.map(lambda x, rows=rows: x[rows], snapshot.params)
+            self._snapshots.append(eqx.tree_at(lambda row: row.params, snapshot, kept))
+            first += len(rows)
         self.ts = np.append(self.ts, times)
+        self.params_ts = np.append(self.params_ts, times[stored])
 
     @property
     def dense(self) -> DenseOutput | None:
         """The dense output, as far as it was kept."""
         if not self._pieces:
             return None
-        return DenseOutput(tuple(self._starts), self.dense_until, tuple(self._pieces))
+        return DenseOutput(tuple(self._starts), tuple(self._ends), tuple(self._pieces))
+
+    def balances(self, snapshots: Snapshot) -> dict[str, Any]:
+        return balances(self._account, snapshots)
 
     def certificate(self, snapshots: Snapshot) -> Certificate:
-        """What the laws of an exact flow say of this one."""
-        account = self._account
-        with np.errstate(invalid="ignore"):  # a loss that overflowed has no rise
-            rises = np.diff(snapshots.loss)
-        return Certificate(
-            drift={
-                name: _relative(drift, snapshots.size[name])
-                for name, drift in snapshots.drift.items()
-            },
-            energy_imbalance=float(account.imbalance),
-            energy_released=float(account.initial_loss) - float(snapshots.loss[-1]),
-            quadrature_error=float(account.quadrature_error),
-            largest_rise=float(rises.max(initial=0.0)),
-        )
+        return certificate(self._account, snapshots)
+
+
+def balances(account: EnergyAccount, snapshots: Snapshot) -> dict[str, Any]:
+    """What the certificate is made of, for whoever goes on from the flow's end."""
+    return {
+        "energy": [float(x) for x in jax.tree.leaves(account)],
+        "drift": {k: float(np.max(x)) for k, x in snapshots.drift.items()},
+        "size": {k: float(np.max(x)) for k, x in snapshots.size.items()},
+    }
+
+
+def certificate(account: EnergyAccount, snapshots: Snapshot) -> Certificate:
+    """What the laws of an exact flow say of this one."""
+    with np.errstate(invalid="ignore"):  # a loss that overflowed has no rise
+        rises = np.diff(snapshots.loss)
+    return Certificate(
+        drift=relative_drift(snapshots),
+        energy_imbalance=float(account.imbalance),
+        energy_released=float(account.initial_loss) - float(snapshots.loss[-1]),
+        quadrature_error=float(account.quadrature_error),
+        largest_rise=float(rises.max(initial=0.0)),
+    )
+
+
+def relative_drift(snapshots: Snapshot) -> dict[str, float]:
+    """Of each conserved quantity, relative to the largest term that it is a sum of."""
+    return {
+        name: _relative(drift, snapshots.size[name])
+        for name, drift in snapshots.drift.items()
+    }
 
 
 def _relative(drift: Any, size: Any) -> float:

@@ -4,7 +4,8 @@ A segment is so many steps of `diffrax.diffeqsolve`, whose dense output then yie
 saved times and the share of the energy balance that lie within it. That bounds memory
 whatever the number of steps, lets a progress bar and Ctrl-C in between segments, and
 keeps what was computed if the solver gives up. The states of the solver and of its step
-size controller pass from one segment to the next.
+size controller pass from one segment to the next. The functions named `plain_…` are for
+whoever compiles them into something larger.
 """
 
 import functools
@@ -16,17 +17,18 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optimistix as optx
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ._certificate import NODES, EnergyAccount
 from ._metric import descent, velocity_of
 from ._ravel import Ravel
 from .solvers import (
+    PAUSED,
     FixedStepController,
     MeshInterpolation,
     RecentPoints,
     ResumableController,
-    is_on_mesh,
+    has_mesh,
     on_mesh,
 )
 
@@ -38,11 +40,12 @@ _T = TypeVar("_T")
 
 SEGMENT_MEMORY = 2**25
 """Bytes of dense output in one segment: about what stays in the cache."""
-SMALLEST_SEGMENT, LARGEST_SEGMENT = 2**4, 2**12
-"""Steps in one segment, whatever memory they take."""
 STEPS_PER_PANEL, SUBPANELS = 32, 4
 """Accepted steps in one panel of the energy's quadrature, and into how many it is split
 where it is too coarse. Steps are many to a panel where stability keeps them short."""
+SMALLEST_SEGMENT, LARGEST_SEGMENT = STEPS_PER_PANEL, 2**12
+"""Steps in one segment, whatever memory they take. Of fewer than a panel has, the
+energy's quadrature would cost as much as the steps."""
 PANEL_TOLERANCE = 1e-12
 """The error of a panel's integral, relative to L(0), above which it is split."""
 EVALUATIONS_PER_PANEL = len(NODES) + 1
@@ -51,6 +54,8 @@ BATCHED_NUMBERS = 2**16
 Batching saves overhead where states are small, and costs memory where they are not."""
 
 
+STEPS_TO_SPARE = 8
+"""That may be lost between two renewals of eigenpairs, before a loop of steps ends."""
 ONE_THREAD = 2**11
 """Numbers in a state, up to which a solve is compiled for one thread."""
 
@@ -165,7 +170,7 @@ class State(eqx.Module):
     recent: RecentPoints
 
     @property
-    def dt(self) -> Float[Array, ""]:
+    def dt(self) -> Any:
         """The length of the next step."""
         return self.controller_state.dt
 
@@ -180,22 +185,22 @@ class Segment(eqx.Module):
     rejected: Int[Array, ""]
 
 
-@compiled
-def start(
+def plain_start(
     equation: Equation,
     y0: Float[Array, " n"],
     t1: Float[Array, ""],
     max_steps: Int[Array, ""],
+    t0: Float[Array, ""] | None = None,
 ) -> tuple[State, int]:
-    """The state at time 0, with a first step size and the number of steps that may be
-    tried; and how many steps a segment has, from the memory that their dense output
-    takes."""
+    """The state y0 at time t0, by default 0, with a first step size and the number of
+    steps that may be tried; and how many steps a segment has, from the memory that
+    their dense output takes."""
     # The same preparations that diffeqsolve makes, so that every segment, the first
     # one too, is handed states of the same structure and one compilation serves all.
     solver: Any = equation.solver
     controller = equation.controller.wrap(jnp.array(1))
     terms = diffrax.ODETerm(equation.vector_field)
-    t0 = jnp.zeros((), jnp.float64)
+    t0 = jnp.zeros((), jnp.float64) if t0 is None else t0
     error_order = solver.error_order(terms) if equation.step is None else None
     tnext, controller_state = controller.init(
         terms, t0, t1, y0, None, None, solver.func, error_order
@@ -211,10 +216,15 @@ def start(
         controller_state,
         RecentPoints.first(t0, y0),
     )
-    one_step = eqx.filter_eval_shape(_solve, equation, state, t1, 1, None)
+    one_step = eqx.filter_eval_shape(
+        _solve, equation, on_mesh(equation.solver), state, t1, 1, None
+    )
     fitting = SEGMENT_MEMORY // _bytes(one_step.interpolation)
     steps = max(SMALLEST_SEGMENT, min(LARGEST_SEGMENT, fitting))
-    return _strongly_typed(state), steps
+    return strongly_typed(state), steps
+
+
+start = compiled(plain_start)
 
 
 def advance(
@@ -231,32 +241,21 @@ def advance(
     )
 
 
-def _advance(
+def plain_advance(
     equation: Equation,
     state: State,
     t1: Float[Array, ""],
     steps: int,
     event: Callable[[PyTree], Any] | None,
 ) -> Segment:
-    solution = _solve(equation, state, t1, steps, event)
-    assert solution.ts is not None
-    assert solution.ys is not None
+    if event is None and has_mesh(equation.solver):
+        return _advance_on_mesh(equation, state, t1, steps)
+    # diffrax locates an event on the dense output of the one step.
+    solution = _solve(equation, equation.solver, state, t1, steps, event)
     dense: Any = solution.interpolation
-    recent = state.recent
-    if is_on_mesh(_solver(equation, event)):
-        dense = MeshInterpolation.of(dense, recent)
-        recent = dense.recent
     stats = solution.stats
-    end = State(
-        t=solution.ts[-1],
-        y=solution.ys[-1],
-        loss=equation.value(solution.ys[-1]),
-        solver_state=solution.solver_state,
-        controller_state=solution.controller_state,
-        recent=recent,
-    )
     return Segment(
-        _strongly_typed(end),
+        _at_its_end(equation, _reached(state, solution)),
         dense,
         solution.result,
         stats["num_accepted_steps"],
@@ -264,12 +263,92 @@ def _advance(
     )
 
 
-_advance_small = compiled(_advance, one_thread=True)
-_advance_large = compiled(_advance)
+def _advance_on_mesh(
+    equation: Equation, state: State, t1: Float[Array, ""], steps: int
+) -> Segment:
+    """A segment by a solver that pauses for new eigenpairs: a loop over short solves,
+    which are loops of steps alone. These XLA compiles to one function each, so that a
+    step takes half the time."""
+    solver: Any = on_mesh(equation.solver)
+    terms = diffrax.ODETerm(equation.vector_field)
+    room = min(steps, solver.refresh_every + STEPS_TO_SPARE)
+    budget = state.controller_state.budget
+
+    def renewed(state: State) -> State:
+        tnext = state.t + jnp.minimum(state.dt, t1 - state.t)
+        solver_state, products = solver.renewed(
+            terms, state.t, tnext, state.y, None, state.solver_state
+        )
+        done = state.controller_state.work.hessian_products + products
+        return eqx.tree_at(
+            lambda s: (s.solver_state, s.controller_state.work.hessian_products),
+            state,
+            (solver_state, done),
+        )
+
+    def is_unfinished(state: State, result: diffrax.RESULTS) -> Bool[Array, ""]:
+        full = result == diffrax.RESULTS.max_steps_reached
+        within_budget = state.controller_state.budget > 0
+        return (state.t < t1) & within_budget & ((result == PAUSED) | full)
+
+    def proceed(carry: tuple[State, MeshInterpolation, Any]) -> Bool[Array, ""]:
+        state, dense, result = carry
+        return is_unfinished(state, result) & (dense.ts_size - 1 + room <= steps)
+
+    def go_on(carry: tuple[State, MeshInterpolation, Any]) -> tuple:
+        state, dense, _ = carry
+        solution = _solve(equation, solver, state, t1, room, None)
+        state, result = _reached(state, solution), solution.result
+        wanted = (result == PAUSED) & is_unfinished(state, result)
+        state = jax.lax.cond(wanted, renewed, lambda state: state, state)
+        steps_made: Any = solution.interpolation
+        return state, dense.extended(steps_made), result
+
+    empty = MeshInterpolation.empty(state.recent, steps)
+    end, dense, result = jax.lax.while_loop(
+        proceed, go_on, (state, empty, diffrax.RESULTS.max_steps_reached)
+    )
+    result = diffrax.RESULTS.where(
+        is_unfinished(end, result), diffrax.RESULTS.max_steps_reached, result
+    )
+    result = diffrax.RESULTS.where(end.t >= t1, diffrax.RESULTS.successful, result)
+    accepted = dense.ts_size - 1
+    return Segment(
+        _at_its_end(equation, eqx.tree_at(lambda s: s.recent, end, dense.recent)),
+        dense,
+        result,
+        accepted,
+        budget - end.controller_state.budget - accepted,
+    )
+
+
+def _reached(state: State, solution: diffrax.Solution) -> State:
+    """Where a solve from `state` ended, but for what the dense output says of it."""
+    assert solution.ts is not None
+    assert solution.ys is not None
+    return strongly_typed(
+        State(
+            t=solution.ts[-1],
+            y=solution.ys[-1],
+            loss=state.loss,
+            solver_state=solution.solver_state,
+            controller_state=solution.controller_state,
+            recent=state.recent,
+        )
+    )
+
+
+def _at_its_end(equation: Equation, state: State) -> State:
+    return eqx.tree_at(lambda s: s.loss, state, equation.value(state.y))
+
+
+_advance_small = compiled(plain_advance, one_thread=True)
+_advance_large = compiled(plain_advance)
 
 
 def _solve(
     equation: Equation,
+    solver: diffrax.AbstractSolver,
     state: State,
     t1: Float[Array, ""],
     steps: int,
@@ -277,7 +356,7 @@ def _solve(
 ) -> diffrax.Solution:
     return diffrax.diffeqsolve(
         diffrax.ODETerm(equation.vector_field),
-        _solver(equation, event),
+        solver,
         state.t,
         t1,
         jnp.minimum(state.dt, t1 - state.t),
@@ -294,11 +373,6 @@ def _solve(
     )
 
 
-def _solver(equation: Equation, event: Callable | None) -> diffrax.AbstractSolver:
-    # diffrax locates an event on the dense output of the one step.
-    return on_mesh(equation.solver) if event is None else equation.solver
-
-
 def _stopping_event(equation: Equation, condition: Callable) -> diffrax.Event:
     def cond_fn(t: Any, y: Any, args: Any, **_: Any) -> Any:
         return condition(equation.ravel.unravel(y))
@@ -308,18 +382,40 @@ def _stopping_event(equation: Equation, condition: Callable) -> diffrax.Event:
     value = eqx.filter_eval_shape(cond_fn, 0.0, jnp.zeros(equation.ravel.size), None)
     if value.dtype.kind == "b":
         return diffrax.Event(cond_fn)
-    finder = optx.Bisection(rtol=1e-14, atol=1e-300, flip="detect")
-    return diffrax.Event(cond_fn, finder)
+    return diffrax.Event(cond_fn, _Bracket(rtol=1e-14, atol=1e-300))
 
 
-@compiled
-def balance(
+class _Bracket(optx.Bisection):
+    """Bisection until the bracket is short, whatever the value there.
+
+    The stock one also wants |value| < atol. A bound on that needs the event's scale,
+    which nobody knows, and in rounded numbers a value may change its sign without ever
+    being zero.
+    """
+
+    def terminate(
+        self,
+        fn: Any,
+        y: Any,
+        args: Any,
+        options: dict[str, Any],
+        state: Any,
+        tags: frozenset[object],
+    ) -> tuple[Bool[Array, ""], optx.RESULTS]:
+        short = state.upper - state.lower < self.atol + self.rtol * jnp.abs(y)
+        return short, optx.RESULTS.successful
+
+
+def plain_balance(
     equation: Equation,
     account: EnergyAccount,
     dense: Dense,
     end: Float[Array, ""],
 ) -> EnergyAccount:
     """The energy balance carried over a segment that ended at time `end`."""
+
+    # One by one they are a loop that XLA's CPU compiler turns into one function.
+    batch = None if jax.default_backend() == "cpu" else equation.batch_size
 
     def at(t: Float[Array, ""]) -> tuple[Float[Array, ""], Float[Array, ""]]:
         return equation.loss_and_power(dense.evaluate(t))
@@ -330,7 +426,7 @@ def balance(
             jnp.minimum(dense.ts[jnp.minimum(step, dense.ts_size - 1)], end)
             for step in (first, first + steps)
         )
-        return account.add_panel(start, stop, at, equation.batch_size)
+        return account.add_panel(start, stop, at, batch)
 
     def add_split(panel: Int[Array, ""], account: EnergyAccount) -> EnergyAccount:
         first = STEPS_PER_PANEL * panel
@@ -352,6 +448,9 @@ def balance(
     return jax.lax.fori_loop(0, panels, add_split, account)
 
 
+balance = compiled(plain_balance)
+
+
 def dense_bytes(dense: Dense) -> int:
     """The memory that a piece of dense output takes."""
     return _bytes(dense)
@@ -365,7 +464,7 @@ def _bytes(tree: PyTree) -> int:
     )
 
 
-def _strongly_typed(tree: PyTree) -> PyTree:
+def strongly_typed(tree: PyTree) -> PyTree:
     """With arrays for Python numbers and without JAX's weak types: either would make a
     second compilation necessary."""
 

@@ -26,10 +26,18 @@ with jaxtyping.install_import_hook("gradflow", "beartype.beartype"):
 import numpy as np
 import oracles
 
+from gradflow._compile_clock import make_room_for_code
+
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # For subprocesses, not here, where equinox is imported already: without it JAX keeps no
 # compiled solve, as one that may raise calls back to the host.
 os.environ["EQX_ON_ERROR"] = "nan"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def room_for_code():
+    """Hundreds of compilations would crash a worker."""
+    make_room_for_code()
 
 
 @pytest.fixture(scope="session")

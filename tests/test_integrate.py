@@ -411,6 +411,19 @@ def test_a_real_event_is_located_on_the_dense_output():
     assert "by its event" in flow.stats["reason"]
 
 
+@pytest.mark.parametrize("level", [0.1, 0.3, 1 / 3, 0.7, 0.9])
+def test_a_real_event_need_not_be_zero_in_rounded_numbers(level):
+    """Of a large scale it passes from one side of zero to the other."""
+    flow = gradflow.integrate(
+        lambda x: 0.5 * jnp.sum(x**2),
+        jnp.array([1.0, 0.5]),
+        5.0,
+        event=lambda x: 1e8 * (x[0] ** 3 + x[1] ** 2 * x[0] - 1.25 * level),
+    )
+    assert flow.result == diffrax.RESULTS.event_occurred
+    assert flow.ts[-1] == pytest.approx(-np.log(level) / 3, rel=1e-8)
+
+
 def test_a_boolean_event_stops_after_the_step():
     flow = gradflow.integrate(
         lambda x: 0.5 * jnp.sum(x**2),

@@ -95,7 +95,7 @@ def test_what_was_chosen_and_why_stands_in_the_stats():
 
 
 def test_auto_does_without_eigenvectors_where_they_do_not_fit(monkeypatch):
-    monkeypatch.setattr(_choice, "_free_memory", lambda: 10**9)
+    monkeypatch.setattr(_choice, "available_memory", lambda: 10**9)
     assert gradflow.solvers.resolve("auto", 10**5).name == "ndf"
     choice = gradflow.solvers.resolve("auto", 10**7)
     assert choice.name == "rock4"

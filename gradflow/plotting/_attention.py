@@ -83,13 +83,12 @@ def attention_tokens(flow: Flow) -> Tokens:
         )
     if "attention" in flow.observables:
         return tokens_of(flow, flow.observables["attention"].shape[1])
-    start = jax.tree.map(lambda leaf: leaf[0], flow.params)
-    return tokens_of(flow, jax.eval_shape(_attention_of(flow), start).shape[0])
+    return tokens_of(flow, jax.eval_shape(_attention_of(flow), flow.final).shape[0])
 
 
 def attention_rows(flow: Flow, tokens: Tokens) -> Float[np.ndarray, "times rows"]:
     """The attention of each query among `tokens` to each key among them, queries
-    outermost; as observed or else computed from the saved parameters."""
+    outermost; as observed or else computed from the parameters."""
     block = np.ix_(tokens.indices, tokens.indices)
     if "attention" in flow.observables:
         chosen = flow.observables["attention"][:, *block]
@@ -97,7 +96,10 @@ def attention_rows(flow: Flow, tokens: Tokens) -> Float[np.ndarray, "times rows"
         attention = _attention_of(flow)
         # Only what is shown is kept of each time's matrix: of a large vocabulary, all
         # of them together would not fit in memory.
-        chosen = jax.lax.map(lambda params: attention(params)[block], flow.params)
+        if flow.stored_ts is None:
+            chosen = jax.lax.map(lambda params: attention(params)[block], flow.params)
+        else:
+            chosen = flow.observe(lambda params: attention(params)[block], flow.ts)
     return np.asarray(chosen).reshape(len(flow.ts), -1)
 
 

@@ -86,5 +86,11 @@ def singular_values(flow: Flow, name: str) -> Float[np.ndarray, "times r"]:
 
 def _factors(flow: Flow, name: str) -> list[Float[np.ndarray, "times a b"]]:
     """The parameters whose product has these singular values, or none."""
-    found = [getattr(flow.params, field, 0.0) for field in _matrices[name][0]]
-    return [np.asarray(f) for f in found] if all(np.ndim(f) == 3 for f in found) else []
+    fields = _matrices[name][0]
+    found = [getattr(flow.params, field, 0.0) for field in fields]
+    if not all(np.ndim(f) == 3 for f in found):
+        return []
+    if flow.stored_ts is None or name in flow.observables:
+        return [np.asarray(f) for f in found]
+    factors = flow.observe(lambda p: [getattr(p, f) for f in fields], flow.ts)
+    return [np.asarray(f) for f in factors]

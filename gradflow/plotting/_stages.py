@@ -70,6 +70,8 @@ def _shade(ax: Axes, stages: Sequence[Stage], over: bool, named: bool) -> None:
         if not over:
             colour = _colours.get(stage.name, "0.5" if stage.name != "plateau" else "1")
             ax.axvspan(start, end, color=colour, alpha=STRENGTH, linewidth=0, zorder=-1)
+            if end < high:  # two of one name would look like one
+                ax.axvline(end, color="white", linewidth=1.5, zorder=-0.5)
         elif end < high:
             ax.axvline(end, color="white", linewidth=1, linestyle=":")
     ax.set_xlim(low, high)

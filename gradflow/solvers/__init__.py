@@ -5,6 +5,7 @@ from ._choice import (
     FIXED_STEP as FIXED_STEP,
     Choice as Choice,
     count_evaluations as count_evaluations,
+    memory as memory,
     names as names,
     resolve as resolve,
 )
@@ -18,7 +19,8 @@ from ._low_rank_ndf import LowRankNDF as LowRankNDF
 from ._mesh import (
     MeshInterpolation as MeshInterpolation,
     RecentPoints as RecentPoints,
-    is_on_mesh as is_on_mesh,
+    has_mesh as has_mesh,
     on_mesh as on_mesh,
 )
 from ._stabilised import ROCK4 as ROCK4
+from ._work import PAUSED as PAUSED

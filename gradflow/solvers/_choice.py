@@ -1,12 +1,10 @@
 """From a solver's name to the solver."""
 
-import math
-import os
 from typing import Any, NamedTuple
 
 import diffrax
-import jax
 
+from .._machine import available_memory, readable
 from ._fixed import RK4
 from ._kvaerno5 import Kvaerno3, Kvaerno5
 from ._low_rank_ndf import LowRankNDF
@@ -84,26 +82,22 @@ def resolve(solver: Any, size: int = 1, symmetric: bool = True) -> Choice:
 
 
 def _automatic(size: int) -> Choice:
-    needed, free = LowRankNDF().memory(size), _free_memory()
-    takes = f"ndf takes {_readable(needed)} at n = {size:,}"
+    needed, free = LowRankNDF().memory(size), available_memory()
+    takes = f"ndf takes {readable(needed)} at n = {size:,}"
     if needed > SHARE_OF_MEMORY * free:
-        reason = f"{takes}, of {_readable(free)} that are free: rock4 has no matrices"
+        reason = f"{takes}, of {readable(free)} that are free: rock4 has no matrices"
         return Choice("rock4", _by_name["rock4"](), reason)
     reason = f"the fastest where flows turn stiff; {takes}"
     return Choice("ndf", _by_name["ndf"](), reason)
 
 
-def _free_memory() -> int:
-    """Bytes that are free where JAX computes."""
-    stats = jax.local_devices()[0].memory_stats()
-    if stats and "bytes_limit" in stats:
-        return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-
-
-def _readable(size: int) -> str:
-    power = 0 if size < 1 else min(int(math.log10(size) / 3), 3)
-    return f"{size / 1000**power:.3g} {('B', 'kB', 'MB', 'GB')[power]}"
+def memory(solver: Any, size: int) -> int:
+    """Bytes that a solve of `size` numbers takes, about, but for its dense output."""
+    if hasattr(solver, "memory"):
+        return solver.memory(size)
+    if isinstance(solver, diffrax.AbstractImplicitSolver):
+        return 8 * size * (3 * size + 30)  # the Jacobian, its factors and a copy
+    return 8 * size * 30
 
 
 def count_evaluations(solver: diffrax.AbstractSolver, num_steps: int) -> int | None:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optimistix as optx
 from jaxtyping import Array, Float, Int
 
-from ._work import CountedError, Verdict, Work, work
+from ._work import PAUSED, CountedError, Verdict, Work, work
 
 NO_LIMIT = 2**62
 
@@ -78,12 +78,16 @@ class ResumableController(diffrax.AbstractAdaptiveStepSizeController):
         else:
             done = controller_state.work
         if isinstance(y_error, Verdict):
-            keep = y_error.accepted == 1
+            keep, tried = y_error.accepted == 1, y_error.retried == 0
             tprev = jnp.where(keep, t1, t0)
             tnext = tprev + y_error.factor * (t1 - t0)
             jump = jnp.zeros((), bool)
-            inner, result = controller_state.inner, diffrax.RESULTS.successful
+            inner = controller_state.inner
+            result = diffrax.RESULTS.where(
+                y_error.paused == 1, PAUSED, diffrax.RESULTS.successful
+            )
         else:
+            tried = True
             # Zero where all is finite, in one pass over the numbers.
             leaves = jax.tree.leaves((y1_candidate, y_error))
             finite = sum(jnp.sum(0 * x) for x in leaves) == 0
@@ -96,7 +100,7 @@ class ResumableController(diffrax.AbstractAdaptiveStepSizeController):
         smallest = jnp.maximum(4 * jnp.finfo(dt.dtype).eps * jnp.abs(tprev), 1e-290)
         stuck = ~keep & ~(dt > smallest)
         result = diffrax.RESULTS.where(stuck, diffrax.RESULTS.dt_min_reached, result)
-        budget = controller_state.budget - 1
+        budget = controller_state.budget - jnp.where(tried, 1, 0)
         result = out_of_budget(budget, result)
         state = ResumableState(inner, dt, budget, done)
         return keep, tprev, tnext, jump, state, result

@@ -119,6 +119,18 @@ class Curvature(eqx.Module):
 
         blocks = -(-self.active // BLOCK)
         W = jax.lax.fori_loop(0, blocks, multiply_block, jnp.zeros_like(V))
+        if rank <= FEW:
+            return self._nystrom(V, W)
+        # Most of the time that is left goes into matrices of this many rows.
+        return jax.lax.cond(
+            self.active <= FEW,
+            lambda: self._leading(FEW)._nystrom(V[:FEW], W[:FEW])._padded(rank),
+            lambda: self._nystrom(V, W),
+        )
+
+    def _nystrom(self, V: Float[Array, "rank n"], W: Float[Array, "rank n"]) -> Any:
+        """The eigenpairs of Wᵀ(VWᵀ)⁻¹W."""
+        active = jnp.arange(V.shape[0]) < self.active
         S = V @ W.T
         s, Q = jnp.linalg.eigh(0.5 * (S + S.T), symmetrize_input=False)
         scale = jnp.max(jnp.abs(s))
@@ -134,6 +146,17 @@ class Curvature(eqx.Module):
         return Curvature(
             ((inverse[:, None] * U.T) @ B).astype(jnp.float32),
             jnp.where(sound, squares - shift, 0.0),
+            self.active,
+        )
+
+    def _leading(self, rows: int) -> "Curvature":
+        return Curvature(self.V[:rows], self.eigenvalues[:rows], self.active)
+
+    def _padded(self, rank: int) -> "Curvature":
+        more = rank - self.V.shape[0]
+        return Curvature(
+            jnp.pad(self.V, ((0, more), (0, 0))),
+            jnp.pad(self.eigenvalues, (0, more)),
             self.active,
         )
 

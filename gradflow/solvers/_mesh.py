@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import diffrax
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
@@ -41,15 +42,24 @@ class _OnMesh(LowRankNDF):
 
 
 def on_mesh(solver: diffrax.AbstractSolver) -> diffrax.AbstractSolver:
-    """The solver with dense output on its mesh, if it has any such."""
-    if type(solver) is not LowRankNDF:
+    """The solver with dense output on its mesh, if it has any such, which then pauses
+    for new eigenpairs."""
+    if not has_mesh(solver):
         return solver
-    fields = (solver.rank, solver.refresh_every, solver.counts_work)
-    return _OnMesh(*fields, solver.root_finder, solver.root_find_max_steps)
+    assert isinstance(solver, LowRankNDF)
+    return _OnMesh(
+        solver.rank,
+        solver.refresh_every,
+        counts_work=True,
+        pauses=True,
+        root_finder=solver.root_finder,
+        root_find_max_steps=solver.root_find_max_steps,
+    )
 
 
-def is_on_mesh(solver: diffrax.AbstractSolver) -> bool:
-    return isinstance(solver, _OnMesh)
+def has_mesh(solver: diffrax.AbstractSolver) -> bool:
+    """Whether `on_mesh` has such output for it."""
+    return type(solver) is LowRankNDF
 
 
 class RecentPoints(eqx.Module):
@@ -69,21 +79,46 @@ class MeshInterpolation(eqx.Module):
     step of order k, the polynomial of degree k through the points i-k … i. With the
     interface of `diffrax.DenseInterpolation`, but for what nobody asks for."""
 
-    before: RecentPoints
-    ts: Float[Array, " steps_and_one"]
-    """Where the first step began, and where each ended, then infinity."""
-    ts_size: Int[Array, ""]
-    ys: Float[Array, "steps n"]
+    times: Float[Array, " before_and_steps"]
+    """Of the recent points before the first step, of where each step ended, then
+    infinity."""
+    points: Float[Array, "before_and_steps n"]
     orders: Float[Array, " steps"]
+    ts_size: Int[Array, ""]
 
     @classmethod
-    def of(
-        cls, dense: diffrax.DenseInterpolation, before: RecentPoints
-    ) -> "MeshInterpolation":
-        """From what diffrax stored of an `on_mesh` solver, flat states."""
+    def empty(cls, before: RecentPoints, steps: int) -> "MeshInterpolation":
+        """With room for so many steps."""
+        size = before.ys.shape[1]
+        return cls(
+            jnp.concatenate([before.ts, jnp.full(steps, jnp.inf)]),
+            jnp.concatenate([before.ys, jnp.zeros((steps, size))]),
+            jnp.zeros(steps),
+            jnp.ones((), jnp.int32),
+        )
+
+    def extended(self, dense: diffrax.DenseInterpolation) -> "MeshInterpolation":
+        """With what diffrax stored of an `on_mesh` solver, flat states: so many steps
+        must fit in here as `dense` has room for."""
         infos: Any = dense.infos
-        size = jnp.asarray(dense.ts_size)
-        return cls(before, dense.ts, size, infos["y1"], infos["order"])
+        write = jax.lax.dynamic_update_slice_in_dim
+        done = self.ts_size - 1
+        return MeshInterpolation(
+            write(self.times, dense.ts[1:], POINTS + done, 0),
+            write(self.points, infos["y1"], POINTS + done, 0),
+            write(self.orders, infos["order"], done, 0),
+            self.ts_size + jnp.asarray(dense.ts_size, jnp.int32) - 1,
+        )
+
+    @property
+    def ts(self) -> Float[Array, " steps_and_one"]:
+        """Where the first step began, and where each ended, then infinity."""
+        return self.times[POINTS - 1 :]
+
+    @property
+    def ys(self) -> Float[Array, "steps_and_one n"]:
+        """The flow at these times."""
+        return self.points[POINTS - 1 :]
 
     def evaluate(self, t: Float[Array, ""]) -> Float[Array, " n"]:
         last = jnp.minimum(jnp.searchsorted(self.ts[1:], t), self.ts_size - 2)
@@ -105,8 +140,5 @@ class MeshInterpolation(eqx.Module):
         self, last: Int[Array, ""]
     ) -> tuple[Float[Array, " points"], Float[Array, "points n"]]:
         """The points that the step `last` ended at, and those before it."""
-        step = last - jnp.arange(POINTS)[::-1]
-        here, there = jnp.maximum(step, 0), jnp.clip(POINTS + step, 0, POINTS - 1)
-        ts = jnp.where(step >= 0, self.ts[1:][here], self.before.ts[there])
-        ys = jnp.where(step[:, None] >= 0, self.ys[here], self.before.ys[there])
-        return ts, ys
+        ts = jax.lax.dynamic_slice_in_dim(self.times, last + 1, POINTS)
+        return ts, jax.lax.dynamic_slice_in_dim(self.points, last + 1, POINTS)

@@ -9,9 +9,13 @@ Counts and verdicts are floating point numbers, as diffrax makes of every error.
 
 from typing import Any
 
+import diffrax
 import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
+
+PAUSED: Any = diffrax.RESULTS.nonlinear_divergence
+"""How a solve ends that is to be gone on with after `LowRankNDF.renewed`."""
 
 
 class Work(eqx.Module):
@@ -59,3 +63,7 @@ class Verdict(eqx.Module):
     """One or zero."""
     factor: Float[Array, ""]
     """The next step's length by this one's."""
+    paused: Float[Array, ""]
+    """One where the solver is to be `renewed` before its next step, else zero."""
+    retried: Float[Array, ""]
+    """One where the next step is this one again."""

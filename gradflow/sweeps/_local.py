@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from .. import _checks
 from .._checks import Checked
+from .._machine import cores
 from . import _worker
 from ._worker import Shipped
 
@@ -48,13 +49,6 @@ def single_threaded(flags: str) -> str:
     return f"{flags} --xla_cpu_multi_thread_eigen=false".strip()
 
 
-def available_cpus() -> list[int]:
-    """The cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
-
-
 class LocalWorkers:
     """Worker processes on this machine, for one sweep or for several.
 
@@ -81,7 +75,7 @@ class LocalWorkers:
         pin: Checked[bool] = True,
     ):
         cpus = _checks.whole_number("cpus", cpus)
-        available = available_cpus()
+        available = cores()
         if workers is None:
             workers = max(1, len(available) // cpus)
         count = _checks.whole_number("workers", workers)
