@@ -30,7 +30,7 @@ from _timing import (
 from jaxtyping import Array, Float, Int
 
 import gradflow
-from gradflow import _integrate, _record, _segments
+from gradflow import _record, _segments, _solve
 from gradflow._ravel import Ravel
 
 WANTED = {"auto": 1.6}
@@ -38,7 +38,7 @@ WANTED_ELSE = 1.5
 PRODUCTS_AT_ONCE = 4
 """As many as `ndf` multiplies at once."""
 PARTS = {
-    "solver": (_integrate, "advance"),
+    "solver": (_solve, "advance"),
     "certificate": (_record, "balance"),
     "snapshots": (_record.Watch, "snapshots"),
 }

@@ -73,9 +73,13 @@ def slope(x: Any, y: Any) -> float:
 
 def run(
     doc: str | None,
-    measure: Callable[[bool], Measurement],
+    measure: Callable[..., Measurement],
     draw: Callable[[Measurement], Figure],
+    *,
+    keeps: bool = False,
 ) -> None:
+    """With `keeps`, `measure` is also told the output directory: it keeps flows there
+    that take long."""
     parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="small enough for CI")
     parser.add_argument("--out", type=Path, default=Path("out"))
@@ -83,7 +87,7 @@ def run(
     name = Path(sys.argv[0]).stem
     options.out.mkdir(parents=True, exist_ok=True)
 
-    found = measure(options.quick)
+    found = measure(options.quick, options.out) if keeps else measure(options.quick)
     if found.text:
         print(found.text)
     width = max((len(c.what) for c in found.claims), default=0)

@@ -1,0 +1,332 @@
+"""A text as a Markov chain, the flow of the one-layer Transformer on it, and what its
+tokens attend to along that flow; shared by the experiments on corpora.
+
+With `--quick` it is the generated text of `data/`. A finished flow is kept in the
+output directory and not integrated again; one that was killed goes on from its
+checkpoint there.
+"""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from _common import Claim, Measurement, chain_problem
+from jaxtyping import Array
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+import gradflow
+from gradflow import corpora, plotting
+
+SMALL_TEXT = Path(__file__).parent / "data" / "small.txt"
+BESIDE = Path(__file__).parents[2] / "shared" / "corpora"
+SMOOTHING = 1e-3
+SCALE, RTOL = 1e-3, 1e-6
+TIMES = 200
+"""Of a large flow there is no dense output: stages are sought on the saved times."""
+DIFFUSE = 0.5
+"""Attention is diffuse as long as it is spread over at least half as many keys,
+exp(entropy), as at the start."""
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+
+
+class Corpus(NamedTuple):
+    """A text, and the tokens that are watched in it."""
+
+    name: str
+    read: Callable[[Any], list[str]]
+    folder: str
+    inputs: tuple[str, ...]
+    rest: str = "<rest>"
+
+    def tokens(self, quick: bool) -> list[str]:
+        if quick:
+            return corpora.tokenise(corpora.read_text(SMALL_TEXT), "whitespace")
+        beside = BESIDE / self.folder
+        return self.read(beside if beside.is_dir() else None)
+
+
+class Size(NamedTuple):
+    vocabulary: int
+    width: int
+    horizon: float
+
+
+class Followed(NamedTuple):
+    """A flow on a corpus and what was seen at its saved times."""
+
+    flow: gradflow.Flow
+    stages: gradflow.Stages
+    seen: dict[str, Any]
+    inputs: list[int]
+    """The numbers of the watched tokens."""
+
+    @property
+    def chain(self) -> Any:
+        problem: Any = self.flow.problem
+        return problem.population.chain
+
+
+class Seen(eqx.Module):
+    """At parameters θ: the attention of the inputs to all keys, the entropy of every
+    query's attention, and every token's part of the loss, Σ_y P_iy log(1/p_i(y))."""
+
+    problem: gradflow.Problem
+    inputs: tuple[int, ...] = eqx.field(static=True)
+
+    def __call__(self, params: Any) -> dict[str, Array]:
+        population = self.problem.population
+        attention = self.problem.model.context_attention(params, population)
+        log_law = jax.nn.log_softmax((attention @ params.W0) @ params.W1)
+        return {
+            "attention": attention[jnp.asarray(self.inputs)],
+            "entropy": -jnp.sum(jax.scipy.special.xlogy(attention, attention), axis=1),
+            "token_loss": -jnp.sum(population.targets * log_law, axis=1),
+            "embedding": jnp.linalg.norm(params.W0, axis=1),
+            "singular_values": jnp.linalg.svd(params.W0, compute_uv=False)[:5],
+        }
+
+
+def vocabulary_of(corpus: Corpus, tokens: list[str], size: int) -> corpora.Vocabulary:
+    return corpora.Vocabulary.from_tokens(
+        tokens, size, keep=corpus.inputs, rest=corpus.rest
+    )
+
+
+def follow(corpus: Corpus, quick: bool, size: Size, out: Path) -> Followed:
+    """The flow on the corpus's bigrams at infinite context."""
+    tokens = corpus.tokens(quick)
+    vocabulary = vocabulary_of(corpus, tokens, size.vocabulary)
+    chain = gradflow.MarkovChain.from_tokens(tokens, vocabulary, smoothing=SMOOTHING)
+    problem = chain_problem(chain, size.width)
+    flow = kept_flow(problem, size.horizon, out, f"{corpus.folder}-{chain.size}")
+    inputs = [vocabulary.index(token) for token in corpus.inputs]
+    seen = flow.observe(Seen(problem, tuple(inputs)), flow.ts)
+    return Followed(flow, gradflow.find_stages(flow), seen, inputs)
+
+
+def kept_flow(
+    problem: gradflow.Problem, horizon: float, out: Path, name: str
+) -> gradflow.Flow:
+    """The flow from entries N(0, ε²), read from the output directory if it is there."""
+    start = problem.init(seed=0, scale=SCALE)
+    ts = np.append(0.0, np.geomspace(1.0, horizon, TIMES))
+    path = out / f"{name}.npz"
+    if path.is_file():
+        flow = gradflow.Flow.load(path)
+        known: Any = flow.problem
+        same = flow.settings.rtol == RTOL and np.array_equal(flow.ts, ts)
+        if same and _alike(known.population, problem.population):
+            return flow
+    flow = gradflow.integrate(
+        problem,
+        start,
+        horizon,
+        ts=ts,
+        rtol=RTOL,
+        observables=(),
+        progress=True,
+        checkpoint=out / f"{name}.checkpoint",
+    )
+    flow.save(path)
+    return flow
+
+
+def _alike(a: Any, b: Any) -> bool:
+    return eqx.tree_equal(a, b) is True
+
+
+#
+# What is read off
+#
+
+
+class Phase(NamedTuple):
+    """A stretch of time in which a token's attention is diffuse, or on one key."""
+
+    what: str
+    start: float
+    end: float
+
+    def __str__(self) -> str:
+        return f"{self.what} (t = {self.start:.3g} to {self.end:.3g})"
+
+
+def phases(followed: Followed, index: int) -> list[Phase]:
+    """What the index-th input attends to, in the order of time, on the saved times:
+    diffusely, or else mostly to the key that has most of its attention."""
+    attention = followed.seen["attention"][:, index]
+    keys = np.exp(followed.seen["entropy"][:, followed.inputs[index]])
+    labels, me = followed.chain.labels, followed.inputs[index]
+    names = []
+    for row, spread in zip(attention, keys, strict=True):
+        top = int(np.argmax(row))
+        on = "itself" if top == me else repr(labels[top])
+        names.append("diffuse" if spread > DIFFUSE * keys[0] else f"on {on}")
+    ts = followed.flow.ts
+    starts = [0, *(i for i in range(1, len(ts)) if names[i] != names[i - 1])]
+    ends = [*starts[1:], len(ts) - 1]
+    return [
+        Phase(names[i], float(ts[i]), float(ts[j]))
+        for i, j in zip(starts, ends, strict=True)
+    ]
+
+
+def bands(followed: Followed) -> dict[str, np.ndarray]:
+    """The mean entropy of attention over time, of queries in bands of frequency: the
+    tenth that is most frequent, the middle, and the half that is rarest."""
+    law = followed.chain.stationary
+    rank = np.argsort(np.argsort(-law, kind="stable"))
+    d = len(law)
+    cuts = {
+        f"{d // 10} most frequent": rank < d // 10,
+        "middle": (rank >= d // 10) & (rank < d // 2),
+        f"{d - d // 2} rarest": rank >= d // 2,
+    }
+    return {
+        name: followed.seen["entropy"][:, chosen] @ law[chosen] / law[chosen].sum()
+        for name, chosen in cuts.items()
+    }
+
+
+def numbers(corpus: Corpus, followed: Followed) -> dict[str, Any]:
+    flow, stages = followed.flow, followed.stages
+    return {
+        "vocabulary": followed.chain.size,
+        "parameters": sum(x.size for x in jax.tree.leaves(flow.start)),
+        "horizon": float(flow.ts[-1]),
+        "run_seconds": flow.stats["run_seconds"],
+        "memory": flow.stats["memory"]["total"],
+        "steps": flow.stats["num_accepted_steps"],
+        "certificate": str(flow.certificate).splitlines(),
+        "stages": [
+            {"name": s.name, "cycle": s.cycle, "start": s.start, "end": s.end}
+            | {"evidence": {k: str(v) for k, v in s.evidence.items()}}
+            for s in stages
+        ],
+        "ts": flow.ts,
+        "loss": flow.loss,
+        "attention": followed.seen["attention"] if followed.chain.size < 50 else None,
+        "bands": bands(followed),
+        "inputs": {
+            token: {
+                "frequency": followed.chain.stationary[followed.inputs[i]],
+                "phases": [str(phase) for phase in phases(followed, i)],
+                "to_itself": followed.seen["attention"][:, i, followed.inputs[i]],
+            }
+            for i, token in enumerate(corpus.inputs)
+        },
+    }
+
+
+def claims(followed: Followed) -> list[Claim]:
+    flow, chain = followed.flow, followed.chain
+    problem: Any = flow.problem
+    law, d = chain.stationary, chain.size
+    entropy = float(-law @ np.log(law))
+    certificate = flow.certificate
+    imbalance = certificate.energy_imbalance / certificate.energy_released
+    rate = next(
+        (s.evidence["rate"] for s in followed.stages if s.name == "condensation"),
+        math.nan,
+    )
+    drift = max(certificate.drift.values())
+    mu = problem.known_saddles[0].rate
+    start = float(np.mean(followed.seen["entropy"][0]))
+    return [
+        Claim(f"d = {d}: loss at the start, log d", math.log(d), flow.loss[0], 1e-5),
+        Claim(f"d = {d}: attention entropy then, H(π)", entropy, start, 1e-5),
+        Claim(f"d = {d}: rate of condensation", mu, rate, 0.05),
+        Claim(f"d = {d}: energy balance, of what was released", 0.0, imbalance, 1e-5),
+        Claim(f"d = {d}: largest drift of conserved quantities", 0.0, drift, 1e-4),
+    ]
+
+
+def measured(
+    corpus: Corpus, quick: bool, sizes: tuple[Size, ...], out: Path
+) -> Measurement:
+    everything = [follow(corpus, quick, size, out) for size in sizes]
+    lines = []
+    for followed in everything:
+        lines += [f"\n{corpus.name}, d = {followed.chain.size}", str(followed.flow)]
+        lines += ["", str(followed.stages), ""]
+        for i, token in enumerate(corpus.inputs):
+            found = ", then ".join(map(str, phases(followed, i)))
+            lines.append(f"attention of {token!r}: {found}")
+    return Measurement(
+        claims=[claim for followed in everything for claim in claims(followed)],
+        numbers={"flows": [numbers(corpus, followed) for followed in everything]},
+        data=(corpus, everything),
+        text="\n".join(lines),
+    )
+
+
+#
+# The figure
+#
+
+
+def draw(measurement: Measurement) -> Figure:
+    corpus, everything = measurement.data
+    figure = Figure(figsize=(6.4 * len(everything), 9.6), layout="constrained")
+    axes = figure.subplots(4, len(everything), sharex="col", squeeze=False)
+    several = len(corpus.inputs) > 1
+    for column, followed in enumerate(everything):
+        loss, values, attention, entropy = axes[:, column]
+        flow = followed.flow
+        shown = flow.ts > 0
+        plotting.plot_loss(flow, loss)
+        problem: Any = flow.problem
+        n = sum(x.size for x in jax.tree.leaves(flow.start))
+        loss.set_title(
+            f"{corpus.name}, $d$ = {followed.chain.size:,}, "
+            f"$m$ = {problem.model.width} ({n:,} parameters)",
+            loc="left",
+        )
+        for i, value in enumerate(followed.seen["singular_values"][shown].T):
+            values.plot(flow.ts[shown], value, color=COLOURS[i], label=f"$s_{i + 1}$")
+        values.set_yscale("log")
+        values.set_ylabel("singular values of $W_0$")
+        if several:
+            _draw_inputs(attention, corpus, followed)
+        else:
+            _draw_keys(attention, corpus, followed)
+        for (name, band), colour in zip(bands(followed).items(), COLOURS, strict=False):
+            entropy.plot(flow.ts[shown], band[shown], color=colour, label=name)
+        entropy.set_ylabel("attention entropy, nats")
+        entropy.set_xlabel("time $t$")
+        for ax in (values, attention, entropy):
+            ax.legend(fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
+        loss.set_xlabel("")
+        plotting.shade(list(axes[:, column]), followed.stages)
+    return figure
+
+
+def _draw_keys(ax: Axes, corpus: Corpus, followed: Followed) -> None:
+    """The attention of the one input to the keys that get most of it at some time."""
+    row, ts = followed.seen["attention"][:, 0], followed.flow.ts
+    me, shown = followed.inputs[0], ts > 0
+    order = [i for i in np.argsort(-row.max(axis=0)) if i != me][: len(COLOURS) - 2]
+    for key, colour in zip([*order, me], COLOURS, strict=False):
+        name = "itself" if key == me else repr(followed.chain.labels[key])
+        style = "--" if key == me else "-"
+        name = name.replace("$", r"\$")
+        ax.plot(ts[shown], row[shown, key], style, color=colour, label=name)
+    ax.set_yscale("log")
+    ax.set_ylim(max(1e-6, 0.3 * float(row[:, [*order, me]].min())), 1.5)
+    ax.set_ylabel(f"attention of {corpus.inputs[0]!r} to")
+
+
+def _draw_inputs(ax: Axes, corpus: Corpus, followed: Followed) -> None:
+    """Over how many keys each input spreads its attention."""
+    ts = followed.flow.ts
+    for i, (token, colour) in enumerate(zip(corpus.inputs, COLOURS, strict=False)):
+        keys = np.exp(followed.seen["entropy"][:, followed.inputs[i]])
+        ax.plot(ts[ts > 0], keys[ts > 0], color=colour, label=repr(token))
+    ax.set_yscale("log")
+    ax.set_ylabel("keys attended to, exp(entropy)")
