@@ -64,21 +64,13 @@ class Curvature(eqx.Module):
         # too long to be accepted; the floor keeps all finite until it is shortened.
         top = 1 / jnp.maximum(1 + c * self.eigenvalues, 0.2) - rest
 
-        def with_rows(count: int, r: Float[Array, " n"]) -> Float[Array, " n"]:
-            V, factors = self.V[:count], top[:count].astype(jnp.float32)
-            along = V @ r.astype(jnp.float32)
-            return rest * r + ((factors * along) @ V).astype(r.dtype)
+        factors = top.astype(jnp.float32)
 
-        rank = self.V.shape[0]
-        if rank <= FEW:
-            return functools.partial(with_rows, rank)
-        # The rows that are not active are zero, but reading them takes as long.
-        return lambda r: jax.lax.cond(
-            self.active <= FEW,
-            functools.partial(with_rows, FEW),
-            functools.partial(with_rows, rank),
-            r,
-        )
+        def apply(r: Float[Array, " n"]) -> Float[Array, " n"]:
+            along = self.V @ r.astype(jnp.float32)
+            return rest * r + ((factors * along) @ self.V).astype(r.dtype)
+
+        return apply
 
     def fitted(self, c: Float[Array, ""]) -> "Curvature":
         """With more or fewer active pairs, as many as matter to a step."""

@@ -27,7 +27,7 @@ MAX_ORDER = 5
 ROWS = MAX_ORDER + 2
 """Backward differences that are kept: one more tells of the next order."""
 MAX_NEWTON = 6
-NEWTON_TOLERANCE = 0.03
+NEWTON_TOLERANCE = 0.2
 """Of the error allowed in a step, how much Newton's method may leave."""
 STRICTNESS = 0.01
 """Errors of a multistep method add up over many steps, so that a step is held to this
