@@ -70,6 +70,8 @@ class _Compiled(Generic[_P, _T]):
     def _jit(self) -> Any:
         # Not when defined: that would start XLA at import.
         known = _WITHOUT_YNNPACK if _is_known(**_WITHOUT_YNNPACK) else {}
+        if jax.default_backend() == "cpu":
+            known = known | {"xla_backend_optimization_level": 1}
         # Its further arguments, for jax.jit, are not in its type.
         jit: Any = eqx.filter_jit
         return jit(self._function, compiler_options=self._options | known)
@@ -90,6 +92,8 @@ def compiled(function: Callable[_P, _T], one_thread: bool = False) -> _Compiled[
     - Products of small matrices in double precision are slower by YNNPACK, and at this
       size by more than one thread: a step of `ndf` takes 83 µs with both, 79 without
       the former, 72 without either.
+    - LLVM's costlier passes take a tenth to a fifth of the time to compile a solve by
+      `ndf`, which is no faster for them at n = 280 nor at n = 4,096.
     """
     options: dict[str, Any] = {
         "xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"

@@ -700,7 +700,8 @@ def test_killed_at_random_moments(tmp_path, log, forking):
 
 
 def test_ctrl_c_leaves_a_store_that_goes_on(tmp_path, log, forking):
-    grid = {"a": list(range(10)), "b": list(range(4))}
+    # Long enough that a busy machine does not end it before it is interrupted.
+    grid = {"a": list(range(20)), "b": list(range(15))}
     process = start(forking, tmp_path / "s", grid, log)
     while len(computed(log)) < 8:
         time.sleep(0.005)
@@ -711,11 +712,11 @@ def test_ctrl_c_leaves_a_store_that_goes_on(tmp_path, log, forking):
     for pid, _ in computed(log):
         assert not Path(f"/proc/{pid}").exists()
     kept = stored(tmp_path / "s", grid)
-    assert 0 < len(kept) < 40
+    assert 0 < len(kept) < 300
     process = start(forking, tmp_path / "s", grid, log)
-    process.join(30)
+    process.join(60)
     assert process.exitcode == 0
-    assert len(stored(tmp_path / "s", grid)) == 40
+    assert len(stored(tmp_path / "s", grid)) == 300
     points = [point for _, point in computed(log)]
     assert all(points.count(point) == 1 for point in kept)
 

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Float32, Int
 BLOCK = 4
 """Eigenpairs are taken up, dropped and multiplied in blocks of so many."""
 FEW = 2 * BLOCK
-"""Active pairs up to which the inverse looks at so many rows only."""
+"""Active pairs up to which new ones are sought among so many rows only."""
 STIFF, SLACK = 0.2, 0.02
 """An eigenvalue λ matters to a step of coefficient c where cλ exceeds `STIFF`; a block
 below `SLACK` is dropped."""
