@@ -95,7 +95,10 @@ def test_from_the_first_saddle_to_the_global_minimum(long_flow):
     assert long_flow.result == diffrax.RESULTS.successful
     assert long_flow.loss[-1] == pytest.approx(0.553611, abs=5e-7)
     assert long_flow.stats["num_accepted_steps"] < 5_000
-    assert long_flow.stats["num_rejected_steps"] < 500
+    assert long_flow.stats["num_rejected_steps"] < 600
+    # A looser Newton's method has a few more steps rejected than a tight one, whose
+    # 7,500 evaluations it saves a tenth of.
+    assert long_flow.stats["num_evaluations"] < 7_200
     assert max(long_flow.certificate.drift.values()) < 2e-9
     assert long_flow.certificate.energy_imbalance < 1e-8
     assert long_flow.certificate.largest_rise < 1e-12

@@ -11,8 +11,6 @@ from jaxtyping import Array, Bool, Float, Float32, Int
 
 BLOCK = 4
 """Eigenpairs are taken up, dropped and multiplied in blocks of so many."""
-FEW = 2 * BLOCK
-"""Active pairs up to which new ones are sought among so many rows only."""
 STIFF, SLACK = 0.2, 0.02
 """An eigenvalue λ matters to a step of coefficient c where cλ exceeds `STIFF`; a block
 below `SLACK` is dropped."""
@@ -37,6 +35,12 @@ class Curvature(eqx.Module):
             eigenvalues=jnp.zeros(rank),
             active=jnp.asarray(min(2 * BLOCK, rank), jnp.int32),
         )
+
+    @property
+    def _few(self) -> int:
+        """Active pairs up to which only so many rows are looked at: those that are not
+        active are zero, but take as long."""
+        return max(2 * BLOCK, self.V.shape[0] // 3)
 
     @property
     def _unseen(self) -> Float[Array, ""]:
@@ -64,13 +68,20 @@ class Curvature(eqx.Module):
         # too long to be accepted; the floor keeps all finite until it is shortened.
         top = 1 / jnp.maximum(1 + c * self.eigenvalues, 0.2) - rest
 
-        factors = top.astype(jnp.float32)
+        def with_rows(count: int, r: Float[Array, " n"]) -> Float[Array, " n"]:
+            V, factors = self.V[:count], top[:count].astype(jnp.float32)
+            along = V @ r.astype(jnp.float32)
+            return rest * r + ((factors * along) @ V).astype(r.dtype)
 
-        def apply(r: Float[Array, " n"]) -> Float[Array, " n"]:
-            along = self.V @ r.astype(jnp.float32)
-            return rest * r + ((factors * along) @ self.V).astype(r.dtype)
-
-        return apply
+        rank, few = self.V.shape[0], self._few
+        if rank <= few:
+            return functools.partial(with_rows, rank)
+        return lambda r: jax.lax.cond(
+            self.active <= few,
+            functools.partial(with_rows, few),
+            functools.partial(with_rows, rank),
+            r,
+        )
 
     def fitted(self, c: Float[Array, ""]) -> "Curvature":
         """With more or fewer active pairs, as many as matter to a step."""
@@ -111,12 +122,12 @@ class Curvature(eqx.Module):
 
         blocks = -(-self.active // BLOCK)
         W = jax.lax.fori_loop(0, blocks, multiply_block, jnp.zeros_like(V))
-        if rank <= FEW:
+        few = self._few
+        if rank <= few:
             return self._nystrom(V, W)
-        # Most of the time that is left goes into matrices of this many rows.
         return jax.lax.cond(
-            self.active <= FEW,
-            lambda: self._leading(FEW)._nystrom(V[:FEW], W[:FEW])._padded(rank),
+            self.active <= few,
+            lambda: self._leading(few)._nystrom(V[:few], W[:few])._padded(rank),
             lambda: self._nystrom(V, W),
         )
 

@@ -27,13 +27,17 @@ MAX_ORDER = 5
 ROWS = MAX_ORDER + 2
 """Backward differences that are kept: one more tells of the next order."""
 MAX_NEWTON = 6
-NEWTON_TOLERANCE = 0.2
+NEWTON_TOLERANCE = 0.1
 """Of the error allowed in a step, how much Newton's method may leave."""
 STRICTNESS = 0.01
 """Errors of a multistep method add up over many steps, so that a step is held to this
 fraction of the tolerances: then the error of a whole flow stays near them."""
 SLOW = 0.5
 """A contraction of Newton's method that is worth new eigenpairs."""
+SMALL, SMALL_RANK, LARGE_RANK = 2**13, 16, 48
+RECENT = 5
+"""Steps for which eigenpairs count as new: where Newton's method fails with these, more
+of the same would not mend it."""
 GOING, DONE, FAILED = 1.0, 0.0, -1.0
 MAX_CONJUGATE_GRADIENTS, LINEAR_TOLERANCE = 25, 0.02
 
@@ -124,7 +128,9 @@ class LowRankNDF(diffrax.AbstractImplicitSolver, diffrax.AbstractAdaptiveSolver)
     it choose this step size.
     """
 
-    rank: int = 16
+    rank: int | None = None
+    """The most eigenpairs that are followed; by default 16, and 48 where a state has
+    more than 8,192 numbers: they cost more evaluations there than arithmetic."""
     refresh_every: int = 30
     counts_work: bool = False
     """Whether the error estimate comes with a count, for `ResumableController`."""
@@ -143,8 +149,12 @@ class LowRankNDF(diffrax.AbstractImplicitSolver, diffrax.AbstractAdaptiveSolver)
     def memory(self, size: int) -> int:
         """Bytes that a solve of so many numbers takes, but for its dense output: the
         old and the new state, and what a step works on."""
-        state = ROWS + 1 + min(self.rank, size)
+        state = ROWS + 1 + self._rank(size)
         return 8 * size * (3 * state + 2 * ROWS + 20)
+
+    def _rank(self, size: int) -> int:
+        default = SMALL_RANK if size <= SMALL else LARGE_RANK
+        return min(default if self.rank is None else self.rank, size)
 
     def order(self, terms: diffrax.AbstractTerm) -> int:
         return MAX_ORDER
@@ -169,7 +179,7 @@ class LowRankNDF(diffrax.AbstractImplicitSolver, diffrax.AbstractAdaptiveSolver)
             h=h,
             steps_at_h=zero,
             # Nothing is known yet: the first step's failure will see to it, if any.
-            curvature=Curvature.unknown(y.size, self.rank),
+            curvature=Curvature.unknown(y.size, self._rank(y.size)),
             age=zero + 1,
             rate=jnp.ones(()),
         )
@@ -203,11 +213,11 @@ class LowRankNDF(diffrax.AbstractImplicitSolver, diffrax.AbstractAdaptiveSolver)
         steady = steps_at_h > 0
         equation = _Implicit(field, predicted, psi, c, weights)
         rate = jnp.where(steady, state.rate, 1.0)
-        slow = steady & (state.rate > SLOW) & (state.rate < 1)
+        slow = steady & (state.rate > SLOW) & (state.rate < 1) & (state.age >= RECENT)
         due = slow | (state.age >= self.refresh_every)
         if self.pauses:
             newton = _solve_with_eigenpairs_at_hand(
-                equation, state.curvature, state.age == 0, rate
+                equation, state.curvature, state.age < RECENT, rate
             )
             curvature, renewed = state.curvature, jnp.zeros((), bool)
         else:
@@ -292,7 +302,7 @@ class LowRankNDF(diffrax.AbstractImplicitSolver, diffrax.AbstractAdaptiveSolver)
             state,
             (followed, jnp.zeros_like(state.age), jnp.ones_like(state.rate)),
         )
-        return new, fitted.active.astype(jnp.float64)
+        return new, _products_of(fitted)
 
 
 def _hessian_product(field: Callable, y: Float[Array, " n"]) -> Callable:
@@ -310,6 +320,12 @@ def _hessian_product(field: Callable, y: Float[Array, " n"]) -> Callable:
         return (value - field(y + step * v)) / step
 
     return product
+
+
+def _products_of(fitted: Curvature) -> Float[Array, ""]:
+    """What it takes to follow the eigenpairs: a product each, and the value that these
+    are differences to."""
+    return fitted.active.astype(jnp.float64) + 1
 
 
 def _hessian(
@@ -367,11 +383,11 @@ class _Newton(eqx.Module):
 def _solve_with_eigenpairs_at_hand(
     equation: _Implicit,
     curvature: Curvature,
-    fresh: Bool[Array, ""],
+    recent: Bool[Array, ""],
     rate: Float[Array, ""],
 ) -> _Newton:
     """Newton's method with the eigenpairs at hand; where it fails though they are
-    `fresh`, with conjugate gradients."""
+    `recent`, with conjugate gradients."""
     inverse = curvature.inverse(equation.c)
     newton = _newton(equation, rate, lambda _, residual: (inverse(residual), 0))
 
@@ -385,7 +401,7 @@ def _solve_with_eigenpairs_at_hand(
         return after, jnp.zeros((), bool)
 
     newton, _ = jax.lax.while_loop(
-        lambda carry: carry[1], exactly, (newton, fresh & ~newton.converged)
+        lambda carry: carry[1], exactly, (newton, recent & ~newton.converged)
     )
     return newton
 
@@ -423,8 +439,7 @@ def _solve_implicit(
 
             return _newton(equation, jnp.ones(()), solve).after(before), round_ + 1
 
-        used = fitted.active.astype(jnp.float64)
-        first = eqx.tree_at(lambda n: n.products, newton, used)
+        first = eqx.tree_at(lambda n: n.products, newton, _products_of(fitted))
         last, _ = jax.lax.while_loop(
             lambda carry: ~carry[0].converged & (carry[1] < 2), again, (first, zero)
         )
@@ -476,7 +491,8 @@ def _newton(
 def _conjugate_gradients(
     product: Callable, inverse: Callable, right: Float[Array, " n"]
 ) -> tuple[Float[Array, " n"], Int[Array, ""]]:
-    """(I + cH)⁻¹ right by preconditioned conjugate gradients, and the products it took.
+    """(I + cH)⁻¹ right by preconditioned conjugate gradients, and the products it took,
+    with the value that they are differences to counted as one.
     I + cH is positive definite at every step length that follows an unstable direction
     accurately; where it is not, the iteration stops with what it has, which is at least
     what the preconditioner gives."""
@@ -506,7 +522,7 @@ def _conjugate_gradients(
         (jnp.zeros_like(right), right, z, start, jnp.zeros((), jnp.int32)),
     )
     # No iteration is made from what is not a number: that must not pass for a solution.
-    return jnp.where(jnp.isfinite(start), x, jnp.nan), iterations
+    return jnp.where(jnp.isfinite(start), x, jnp.nan), iterations + 1
 
 
 @functools.cache

@@ -24,7 +24,8 @@ class Work(eqx.Module):
     evaluations: Float[Array, ""]
     """Of the vector field."""
     hessian_products: Float[Array, ""]
-    """Products of the vector field's Jacobian and a vector."""
+    """Products of the vector field's Jacobian and a vector; by differences, also the
+    value that they are differences to."""
     factorisations: Float[Array, ""]
     """Of matrices as large as the state."""
     newton_failures: Float[Array, ""]
