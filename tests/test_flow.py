@@ -67,7 +67,7 @@ def test_finite_context_problems_come_back(tmp_path):
     chain = MarkovChain.random([0.5, 0.3, 0.2], labels=["a", "b", "ç"])
     population = FiniteContext(chain, 5, positions="all", start="uniform")
     problem = Problem(OneLayerTransformer(3, 2), population)
-    flow = gradflow.integrate(problem, problem.init(), 1.0)
+    flow = gradflow.integrate(problem, problem.init(), 1.0, solver="tsit5")
     loaded = Flow.load(flow.save(tmp_path / "f.npz"))
     again = loaded.problem
     assert isinstance(again, Problem)
@@ -105,7 +105,10 @@ class Own(eqx.Module):
 def test_parameters_of_a_users_own_type(tmp_path):
     params = Own(jnp.ones(2), Pair(jnp.zeros(1), jnp.ones((2, 1))))
     flow = gradflow.integrate(
-        lambda p: jnp.sum(p.weight**2) + jnp.sum(p.pair.second**2), params, 1.0
+        lambda p: jnp.sum(p.weight**2) + jnp.sum(p.pair.second**2),
+        params,
+        1.0,
+        solver="tsit5",
     )
     path = flow.save(tmp_path / "own.npz")
     as_dict = Flow.load(path).params
@@ -169,7 +172,9 @@ def test_a_problem_with_a_users_own_population_is_saved_without_it(tmp_path):
     given = gradflow.InfiniteContext(chain)
     arrays = (given.weights, given.queries, given.log_multiplicities, given.targets)
     problem = Problem(OneLayerTransformer(2, 2), OwnPopulation(chain, *arrays))
-    flow = gradflow.integrate(problem, problem.init(), 1.0, ts=[0.0, 1.0])
+    flow = gradflow.integrate(
+        problem, problem.init(), 1.0, ts=[0.0, 1.0], solver="tsit5"
+    )
     loaded = Flow.load(flow.save(tmp_path / "f.npz"))
     assert loaded.problem is None
     np.testing.assert_array_equal(loaded.params.W0, flow.params.W0)
