@@ -11,9 +11,6 @@ from jaxtyping import Float, PyTree
 from ._checks import Checked
 from ._flow import AT_ONCE, Flow
 
-FEW_LOOKS = 9
-"""At a large flow, between two saved times."""
-
 
 class Event(eqx.Module):
     """A condition on the parameters: a real function that crosses zero, or a boolean
@@ -133,19 +130,13 @@ def crossing(
     The interval is cut into as many parts as are looked at in one call, again and
     again: by a factor of 31 each time, and no other function is compiled than the one
     that found the crossing. Of a large flow whose dense output was not kept there, it
-    is integrated again once, looked at eight times, and interpolated between two: to
-    about a thousandth of the interval.
+    is that of the two times which is nearer to the crossing: they are saved ones, and
+    to look in between is to integrate again.
     """
     low, high = float(start), float(end)
     if flow.is_costly_between(low, high):
-        times = np.linspace(low, high, FEW_LOOKS)
-        seen = value(flow.along(function, times))
-        change = np.flatnonzero((seen[:-1] > 0) != (seen[1:] > 0))
-        if not change.size:
-            return high
-        i = int(change[0])
-        share = seen[i] / (seen[i] - seen[i + 1])
-        return float(times[i] + share * (times[i + 1] - times[i]))
+        at_low, at_high = np.abs(value(flow.along(function, np.array([low, high]))))
+        return low if at_low < at_high else high
     while True:
         times = np.linspace(low, high, AT_ONCE)
         if np.any(np.diff(times) <= 0):

@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 
 import gradflow
-from gradflow import InfiniteContext, MarkovChain, OneLayerTransformer, Problem
+from gradflow import (
+    InfiniteContext,
+    MarkovChain,
+    OneLayerTransformer,
+    Problem,
+    _flow,
+)
 
 #
 # Events
@@ -180,6 +186,24 @@ def test_the_reference_instance_has_two_cycles(through_two_cycles):
     assert [r["WQ"] for r in ranks] == [0, 0, 1, 1, 2, 2]
     for word in ("condensation", "new direction", "opens", "0.4585"):
         assert word in str(stages)
+
+
+def test_large_flows_are_looked_at_where_they_were_saved(
+    through_two_cycles, reference, monkeypatch
+):
+    """Without dense output, and too large to be integrated again."""
+    flow, stages = through_two_cycles, gradflow.find_stages(through_two_cycles)
+    kept = gradflow.integrate(
+        reference, reference.init(), float(flow.ts[-1]), observables=(), dense_memory=0
+    )
+    monkeypatch.setattr(_flow, "COSTLY", 0)
+    monkeypatch.setattr(_flow, "_integrate_again", [None])  # would not be callable
+    found = gradflow.find_stages(kept)
+    assert found.names == stages.names
+    assert set(found.boundaries) <= set(kept.ts)
+    for ours, exact in zip(found.boundaries, stages.boundaries, strict=True):
+        near = np.searchsorted(kept.ts, exact)
+        assert kept.ts[max(near - 2, 0)] <= ours <= kept.ts[near + 1]
 
 
 def test_what_moves_in_each_stage(through_two_cycles, reference):

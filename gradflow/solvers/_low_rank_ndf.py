@@ -117,11 +117,11 @@ class LowRankNDF(diffrax.AbstractImplicitSolver, diffrax.AbstractAdaptiveSolver)
     An implicit step solves y - c f(y) = ψ by Newton iterations with an approximate
     inverse of I + cH, H = ∇²L, from the top eigenpairs of H (see `Curvature`), as many
     as matter to the step and at most `rank`. They are followed along the flow on
-    Hessian-vector products, when Newton's method gets slow and at the latest after
-    `refresh_every` steps. Where it fails, the same step is tried with new eigenpairs,
-    then with conjugate gradients on the whole of I + cH, preconditioned by that
-    inverse; only then is it shortened. No n×n matrix is formed, and memory is
-    linear in n: see `memory`.
+    Hessian-vector products, as differences of the vector field, when Newton's method
+    gets slow and at the latest after `refresh_every` steps. Where it fails, the same
+    step is tried with new eigenpairs, then with conjugate gradients on the whole of
+    I + cH, preconditioned by that inverse; only then is it shortened. No n×n matrix is
+    formed, and memory is linear in n: see `memory`.
 
     Use it with `diffrax.PIDController` at its default coefficients: order and step size
     are chosen together, in here, and handed to the controller as the error that makes

@@ -40,7 +40,8 @@ else they are one stage. The cycle is the number of patterns acquired so far.
 Nothing here depends on the saved times, as long as the flow has its dense output: what
 happens is looked for on the steps of the solver, and located between them. Of a large
 flow whose dense output was not kept (`stats["dense_until"]`) only the saved times are
-at hand from there on, and what is shorter than the time between two is not seen.
+at hand from there on: boundaries are the nearest of these, and what is shorter than the
+time between two is not seen.
 """
 
 from .._checks import Checked
