@@ -74,6 +74,8 @@ def test_the_flow_starts_as_closed_forms_say(wikitext, chain):
     assert first["name"] == "condensation"
     rate = float(first["evidence"]["rate"])
     assert rate == pytest.approx(oracles.first_rate(pi), rel=0.02)
+    slope = wikitext["rate_of_condensation"]
+    assert slope == pytest.approx(oracles.first_rate(pi), rel=1e-3)
 
 
 def test_attention_follows_the_flow_by_scipy(wikitext, chain):
