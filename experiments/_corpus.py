@@ -124,7 +124,11 @@ def kept_flow(
         flow = gradflow.Flow.load(path)
         known: Any = flow.problem
         same = flow.settings.rtol == RTOL and np.array_equal(flow.ts, ts)
-        if same and _alike(known.population, problem.population):
+        if (
+            same
+            and eqx.tree_equal(known, problem) is True
+            and _equal(flow.start, start)
+        ):
             return flow
     flow = gradflow.integrate(
         problem,
@@ -140,8 +144,9 @@ def kept_flow(
     return flow
 
 
-def _alike(a: Any, b: Any) -> bool:
-    return eqx.tree_equal(a, b) is True
+def _equal(a: Any, b: Any) -> bool:
+    """Whether two sets of parameters are, be they of NumPy or of JAX."""
+    return all(map(np.array_equal, jax.tree.leaves(a), jax.tree.leaves(b)))
 
 
 #

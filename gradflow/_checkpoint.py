@@ -5,6 +5,7 @@ the solve that reads it, and what was recorded so far, but for the dense output.
 says what flow it is of, entry by entry, so that another flow's is refused by name.
 """
 
+import glob
 import os
 import time
 from pathlib import Path
@@ -99,7 +100,8 @@ class Checkpoint:
     def remove(self) -> None:
         """With what a write that was killed left behind. What is complete is the
         caller's to save: a checkpoint is of a solve under way."""
-        for left in self._path.parent.glob(f".{self._path.name}.*"):
+        name = glob.escape(self._path.name)
+        for left in self._path.parent.glob(f".{name}.????????"):
             left.unlink(missing_ok=True)
         self._path.unlink(missing_ok=True)
 

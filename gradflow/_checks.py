@@ -116,7 +116,8 @@ def token_sequences(name: str, value: Any) -> list[np.ndarray]:
             raise ValueError(f"`{name}` must not be negative, got {piece.min()}.")
     if not any(piece.size for piece in pieces):
         raise ValueError(f"`{name}` must hold tokens, got none.")
-    return pieces
+    # An empty sequence has no type of its own.
+    return [piece.astype(np.int64, copy=False) for piece in pieces]
 
 
 def floating_parameters(name: str, params: Any) -> None:

@@ -88,7 +88,7 @@ def compare(flow: Checked[Flow], training: Checked[Flow]) -> Comparison:
         )
     followed = np.minimum(ts, end)
     target = _flat(flow.at(followed), len(ts))
-    distance = np.linalg.norm(_flat(training.params, len(ts)) - target, axis=1)
+    distance = np.linalg.norm(_flat(training.at(ts), len(ts)) - target, axis=1)
     size = np.linalg.norm(target, axis=1)
     return Comparison(
         ts=ts,

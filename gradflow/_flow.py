@@ -61,7 +61,9 @@ class SavedIterates(eqx.Module):
         """The flat state at time t."""
         after = jnp.searchsorted(self.ts, t, side="right")
         i = jnp.clip(after - 1, 0, len(self.ts) - 2)
-        share = (t - self.ts[i]) / (self.ts[i + 1] - self.ts[i])
+        gap = self.ts[i + 1] - self.ts[i]
+        # Learning rates below its rounding do not move the clock.
+        share = jnp.where(gap > 0, (t - self.ts[i]) / jnp.where(gap > 0, gap, 1.0), 1.0)
         return (1 - share) * self.ys[i] + share * self.ys[i + 1]
 
 

@@ -21,6 +21,7 @@ from ._integrate import (
     check_stored,
     chosen_observables,
     same_solver,
+    saved_times,
 )
 from ._record import Past, Snapshot
 from ._solve import Wanted, solve
@@ -142,6 +143,8 @@ def _past(flow: Flow) -> Past:
 
 
 def _later_times(ts: Any, end: float, t1: float) -> Float[np.ndarray, " times"]:
+    if ts is None and end == 0:
+        return saved_times(None, t1)[1:]
     if ts is None:
         decades = math.log10(t1 / end)
         count = max(1, math.ceil(DEFAULT_TIMES / 5 * decades))

@@ -105,7 +105,7 @@ def solve(wanted: Wanted) -> Flow:
             tries = record.attempted - tried
             ended = how_it_ended(state, segment.result, t1, tries, max_steps)
             if checkpoint is not None and ended is None and checkpoint.is_due:
-                so_far = seconds + time.perf_counter() - began
+                so_far = seconds + time.perf_counter() - began - compiling.seconds()
                 checkpoint.write(state, record.past, so_far)
 
     result, reason = ended
@@ -148,7 +148,7 @@ def solve(wanted: Wanted) -> Flow:
         dense=dense,
         stored_ts=record.params_ts if len(record.params_ts) < len(record.ts) else None,
     )
-    if checkpoint is not None:
+    if checkpoint is not None and flow.ended_as_wanted:
         checkpoint.remove()
     if wanted.throw and not flow.ended_as_wanted:
         raise FlowError(
@@ -249,7 +249,8 @@ def _identity(
         "ts": _storage.digest(wanted.times),
         "save_params": _storage.digest(stored),
         "observables": sorted({*wanted.named, *wanted.functions}),
-        "event": getattr(wanted.event, "__name__", str(wanted.event)),
+        # Not what it prints as: that may have an address in it.
+        "event": getattr(wanted.event, "__name__", type(wanted.event).__name__),
         "max_steps": wanted.max_steps,
         "flow": (
             None
@@ -284,11 +285,13 @@ def _memory_needed(
     the dense output that is kept, and what is saved; not what the loss itself takes."""
     solver: Any = wanted.choice.solver
     a_step = 8 * size * (1 if solvers.has_mesh(solver) else 8)
+    # Events are located on the dense output of a step, which is not the mesh's.
+    rows = 8 if solvers.has_mesh(solver) and wanted.event is not None else 1
     params = sum(8 * leaf.size for leaf in jax.tree.leaves(row.params))
     saved = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(row))
     parts = {
         "solver": solvers.memory(solver, size),
-        "segments": 2 * max(SEGMENT_MEMORY, SMALLEST_SEGMENT * a_step),
+        "segments": 2 * rows * max(SEGMENT_MEMORY, SMALLEST_SEGMENT * a_step),
         "dense": wanted.dense_memory,
         # The rows are joined in the end.
         "saved": 2 * (len(wanted.times) * (saved - params) + (stored + 1) * params),

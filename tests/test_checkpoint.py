@@ -31,7 +31,7 @@ def told(*args):
 
 _solve.advance = told
 chain = gradflow.MarkovChain.sticky([0.75, 0.19, 0.05, 0.01], 0.5)
-model = gradflow.OneLayerTransformer(4, 3)
+model = gradflow.OneLayerTransformer(4, 3, 2)
 problem = gradflow.Problem(model, gradflow.InfiniteContext(chain))
 path, out = sys.argv[1:]
 flow = gradflow.integrate(
@@ -48,7 +48,8 @@ flow.save(out)
 
 @pytest.fixture(scope="module")
 def problem(reference_chain):
-    model = gradflow.OneLayerTransformer(4, 3)
+    """Of a shape of its own: for another's, long segments may be compiled already."""
+    model = gradflow.OneLayerTransformer(4, 3, 2)
     return gradflow.Problem(model, gradflow.InfiniteContext(reference_chain))
 
 

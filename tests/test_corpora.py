@@ -232,6 +232,16 @@ def test_a_chain_of_tokens_has_the_frequencies_of_pairs(form, smoothing):
     np.testing.assert_allclose(chain.transition, P, rtol=1e-14)
 
 
+def test_empty_sequences_count_for_nothing():
+    pairs = [[0, 1, 0, 1, 1], []]
+    chain = MarkovChain.from_tokens(pairs, smoothing=0.5)
+    alone = MarkovChain.from_tokens(pairs[0], smoothing=0.5)
+    np.testing.assert_array_equal(chain.transition, alone.transition)
+    sample = SampledContext(chain, pairs, 2)
+    problem = Problem(OneLayerTransformer(2, 2), sample)
+    assert float(problem(problem.init())) == pytest.approx(np.log(2), rel=1e-3)
+
+
 def test_the_stationary_law_of_a_closed_text_is_its_frequencies():
     # Without smoothing and with the first token again at the end, exactly.
     tokens = [*TOKENS, TOKENS[0]]

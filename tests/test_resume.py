@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import gradflow
+from gradflow import _integrate, _resume
 
 HALF, HORIZON = 60.0, 150.0
 
@@ -101,6 +102,12 @@ def test_one_that_was_stopped_goes_on(problem, whole):
     event = integrate(problem, HORIZON, event=lambda p: (p.W0**2).sum() - 1.0)
     assert event.ts[-1] < HORIZON
     assert_follows(gradflow.resume(event, HORIZON), whole)
+
+
+def test_one_that_never_began_has_times_to_come():
+    """Its first step was rejected, and no more were allowed."""
+    times = _resume._later_times(None, 0.0, 10.0)
+    np.testing.assert_array_equal(times, _integrate.saved_times(None, 10.0)[1:])
 
 
 def test_functions_are_given_again(problem, half):

@@ -231,6 +231,24 @@ def test_between_saved_steps_is_a_straight_line():
     np.testing.assert_array_equal(training.mesh, ts)
 
 
+def test_rates_may_fall_below_the_rounding_of_the_clock():
+    training = gradflow.train(
+        bowl, START, optax.sgd, 100, learning_rate=lambda n: 0.1 * 0.5**n
+    )
+    assert training.ts[-1] == training.ts[-2]
+    np.testing.assert_array_equal(
+        training.at(training.ts[-1])["w"], training.final["w"]
+    )
+
+
+def test_a_flow_without_its_parameters_is_compared_too():
+    flow, other = (
+        gradflow.integrate(bowl, START, 2.0, solver="tsit5", save_params=kept)
+        for kept in (True, False)
+    )
+    assert gradflow.compare(flow, other).largest < 1e-7
+
+
 def test_what_leaves_the_finite_numbers_says_when():
     def cliff(p):
         return jnp.sum(p["w"] ** 4)
@@ -284,6 +302,7 @@ def test_default_saved_steps_are_geometric():
         ({"optimiser": "adam"}, "`optimiser` must be a learning rate.*got 'adam'"),
         ({"optimiser": optax.sgd}, "`learning_rate` must be given for an `optimiser`"),
         ({"optimiser": optax.sgd(0.1)}, "`learning_rate` must be given, as the clock"),
+        ({"optimiser": optax.lbfgs()}, "`learning_rate` must be given, as the clock"),
         ({"learning_rate": 0.1}, "`learning_rate` must be None where `optimiser`"),
         (
             {"optimiser": optax.sgd, "learning_rate": -1.0},

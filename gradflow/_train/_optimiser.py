@@ -110,19 +110,23 @@ def _injected_rates(
         is_value = lambda path, value: isinstance(value, jax.Array)  # noqa: E731
         return optax.tree_utils.tree_get(state, "learning_rate", filtering=is_value)
 
+    unknown = ValueError(
+        "`learning_rate` must be given, as the clock is the sum of the learning rates "
+        "and `optimiser` does not tell its own: pass `optimiser=optax.sgd, "
+        "learning_rate=0.1` rather than `optax.sgd(0.1)`, or both."
+    )
     state = made.init(params)
     if rate(state) is None:
-        raise ValueError(
-            "`learning_rate` must be given, as the clock is the sum of the learning "
-            "rates and `optimiser` does not tell its own: pass `optimiser=optax.sgd, "
-            "learning_rate=0.1` rather than `optax.sgd(0.1)`, or both."
-        )
+        raise unknown
 
     def step(state: Any, _: Any) -> tuple[Any, Any]:
         _, state = made.update(still, state, params)
         return state, jnp.asarray(rate(state), jnp.float64)
 
-    rates = jax.jit(lambda s: jax.lax.scan(step, s, length=steps)[1])(state)
+    try:
+        rates = jax.jit(lambda s: jax.lax.scan(step, s, length=steps)[1])(state)
+    except TypeError:  # a line search: it asks for the loss, and has no rate before
+        raise unknown from None
     return _refuse_rates("optimiser", np.asarray(rates), steps)
 
 

@@ -297,6 +297,12 @@ class LowRankNDF(diffrax.AbstractImplicitSolver, diffrax.AbstractAdaptiveSolver)
         predicted = rows[ROWS + 1] @ state.history
         fitted = state.curvature.fitted(h / jnp.asarray(_ALPHA)[state.order])
         followed = fitted.followed(_hessian(functools.partial(at, t1), predicted))
+        # Where the prediction lies beyond what the field can bear, the eigenpairs stay:
+        # no later step would come by others, as these count as new.
+        sound = jnp.all(jnp.isfinite(followed.V))
+        followed = jax.tree.map(
+            lambda new, old: jnp.where(sound, new, old), followed, fitted
+        )
         new = eqx.tree_at(
             lambda s: (s.curvature, s.age, s.rate),
             state,
@@ -521,8 +527,10 @@ def _conjugate_gradients(
         iterate,
         (jnp.zeros_like(right), right, z, start, jnp.zeros((), jnp.int32)),
     )
-    # No iteration is made from what is not a number: that must not pass for a solution.
-    return jnp.where(jnp.isfinite(start), x, jnp.nan), iterations + 1
+    # No iteration is made from what is not a number, or where the preconditioner is not
+    # positive: that must not pass for a solution.
+    sound = jnp.isfinite(start) & ((start > 0) | ~jnp.any(right))
+    return jnp.where(sound, x, jnp.nan), iterations + 1
 
 
 @functools.cache
