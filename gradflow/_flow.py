@@ -131,7 +131,7 @@ AT_ONCE = 32
 """Times that one call looks at; fewer are padded, so that it is compiled once."""
 
 
-COSTLY = 2**12
+COSTLY = 2**11
 """Numbers in a state, above which integrating again takes long."""
 
 
