@@ -38,13 +38,12 @@ SEED = 0
 def measure(quick: bool, out: Path) -> Measurement:
     texts = (WIKITEXT,) if quick else (WIKITEXT, TINYSTORIES)
     found = {
-        (corpus.name, kind, length): flow
+        (corpus.name, kind, length): (flow, gradflow.find_stages(flow))
         for corpus in texts
         for kind, length, flow in _flows(corpus, quick, out)
     }
     claims, lines, numbers = [], [], []
-    for (name, kind, length), flow in found.items():
-        stages = gradflow.find_stages(flow)
+    for (name, kind, length), (flow, stages) in found.items():
         problem: Any = flow.problem
         rate = stages[0].evidence.get("rate", np.nan) if len(stages) else np.nan
         title = f"{name}, {kind}, s = {length}"
@@ -120,14 +119,15 @@ def draw(measurement: Measurement) -> Figure:
     found = measurement.data
     figure = Figure(figsize=(8.4, 1.7 + 1.25 * len(found)), layout="constrained")
     axes = np.atleast_1d(figure.subplots(len(found), 1, sharex=True))
-    for ax, ((name, kind, length), flow) in zip(axes, found.items(), strict=True):
+    for ax, (key, (flow, stages)) in zip(axes, found.items(), strict=True):
+        name, kind, length = key
         shown = flow.ts > 0
         colour = COLOURS[("real contexts", "Markov contexts", "chain").index(kind)]
         ax.plot(flow.ts[shown], flow.loss[shown], color=colour, linewidth=2)
         ax.set_xscale("log")
         ax.set_xlim(flow.ts[1], flow.ts[-1])
         ax.set_ylabel("loss, nats", fontsize="small")
-        plotting.shade(ax, gradflow.find_stages(flow))
+        plotting.shade(ax, stages)
         s = r"$\infty$" if length == "∞" else str(length)
         ax.text(
             0.02,
