@@ -260,3 +260,9 @@ def test_a_segment_without_a_step_knows_its_start():
     stuck = eqx.tree_at(lambda d: d.ts_size, dense, jnp.ones((), int))
     np.testing.assert_array_equal(stuck.evaluate(jnp.asarray(0.0)), start)
     np.testing.assert_array_equal(stuck.recent.ys, np.tile(start, (6, 1)))
+
+
+@pytest.mark.parametrize("given", [{"rank": 0}, {"refresh_every": 0}])
+def test_bad_settings_are_refused(given):
+    with pytest.raises(ValueError, match="must be at least 1, got 0"):
+        LowRankNDF(**given)

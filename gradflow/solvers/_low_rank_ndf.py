@@ -146,6 +146,14 @@ class LowRankNDF(diffrax.AbstractImplicitSolver, diffrax.AbstractAdaptiveSolver)
     starting_evaluations: ClassVar = 1
     """By `init`."""
 
+    def __check_init__(self) -> None:
+        if self.rank is not None and self.rank < 1:
+            raise ValueError(f"`rank` must be at least 1, got {self.rank!r}.")
+        if self.refresh_every < 1:
+            raise ValueError(
+                f"`refresh_every` must be at least 1, got {self.refresh_every!r}."
+            )
+
     def memory(self, size: int) -> int:
         """Bytes that a solve of so many numbers takes, but for its dense output: the
         old and the new state, and what a step works on."""
