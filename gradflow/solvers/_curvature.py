@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int
 
 BLOCK = 4
-"""Eigenpairs are taken up, dropped and multiplied in blocks of so many."""
+"""Eigenpairs are taken up and dropped in blocks of so many."""
 STIFF, SLACK = 0.2, 0.02
 """An eigenvalue λ matters to a step of coefficient c where cλ exceeds `STIFF`; a block
 below `SLACK` is dropped."""
@@ -100,10 +100,12 @@ class Curvature(eqx.Module):
 
     def followed(
         self,
-        products: Callable[[Float[Array, "block n"]], Float[Array, "block n"]],
+        products: Callable[
+            [Float[Array, "rank n"], Int[Array, ""]], Float[Array, "rank n"]
+        ],
     ) -> "Curvature":
-        """The eigenpairs at another point, where `products` multiplies a block of
-        vectors by the Hessian, by one product a pair.
+        """The eigenpairs at another point, where `products` multiplies the first so
+        many vectors by the Hessian, by one product a pair.
 
         Nyström's approximation from the old eigenvectors, Wᵀ(VWᵀ)⁻¹W with W = VH, is
         as good as a Rayleigh–Ritz step after one more product. A shift makes it
@@ -115,13 +117,7 @@ class Curvature(eqx.Module):
         empty = active & (jnp.einsum("ij,ij->i", V, V) < 0.5)
         V = jax.lax.cond(jnp.any(empty), _filled, lambda V, _: V, V, empty)
 
-        def multiply_block(i: Any, W: Any) -> Any:
-            at = jnp.minimum(i * BLOCK, max(rank - BLOCK, 0))
-            rows = jax.lax.dynamic_slice_in_dim(V, at, min(BLOCK, rank))
-            return jax.lax.dynamic_update_slice_in_dim(W, products(rows), at, 0)
-
-        blocks = -(-self.active // BLOCK)
-        W = jax.lax.fori_loop(0, blocks, multiply_block, jnp.zeros_like(V))
+        W = products(V, self.active)
         few = self._few
         if rank <= few:
             return self._nystrom(V, W)

@@ -327,13 +327,18 @@ def _hessian_product(field: Callable, y: Float[Array, " n"]) -> Callable:
     (n = 4,096 and 136,192), and takes longer to compile.
     """
     value = field(y)
-    scale = jnp.sqrt(jnp.finfo(y.dtype).eps) * (1 + jnp.linalg.norm(y))
 
     def product(v: Float[Array, " n"]) -> Float[Array, " n"]:
-        step = scale / jnp.maximum(jnp.linalg.norm(v), 1e-300)
+        step = _displacement(y, v)
         return (value - field(y + step * v)) / step
 
     return product
+
+
+def _displacement(y: Float[Array, " n"], v: Float[Array, " n"]) -> Float[Array, ""]:
+    """How many v away from y a difference is taken."""
+    scale = jnp.sqrt(jnp.finfo(y.dtype).eps) * (1 + jnp.linalg.norm(y))
+    return scale / jnp.maximum(jnp.linalg.norm(v), 1e-300)
 
 
 def _products_of(fitted: Curvature) -> Float[Array, ""]:
@@ -344,11 +349,27 @@ def _products_of(fitted: Curvature) -> Float[Array, ""]:
 
 def _hessian(
     field: Callable, y: Float[Array, " n"]
-) -> Callable[[Float[Array, "block n"]], Float[Array, "block n"]]:
-    """H at y, to be multiplied by a block of vectors."""
-    product = _hessian_product(field, y)
-    # One by one: several at once are no faster on a CPU, and beyond its cache slower.
-    return lambda block: jax.lax.map(product, block)
+) -> Callable[[Float[Array, "rank n"], Int[Array, ""]], Float[Array, "rank n"]]:
+    """H at y, to be multiplied by the first so many of some vectors, by differences as
+    in `_hessian_product`; the other rows are zero."""
+
+    def products(V: Float[Array, "rank n"], count: Int[Array, ""]) -> Any:
+        def multiply(i: Any, carry: tuple) -> tuple:
+            """The first turn yields the value that the others are differences to: alone
+            it would be no part of a loop that is compiled whole."""
+            value, W = carry
+            row = jnp.maximum(i - 1, 0)
+            step = _displacement(y, V[row])
+            moved = field(y + jnp.where(i == 0, 0.0, step) * V[row])
+            value = jnp.where(i == 0, moved, value)
+            return value, W.at[row].set((value - moved) / step)
+
+        # One by one: several at once are no faster on a CPU, and beyond its cache
+        # slower.
+        start = jnp.zeros_like(y), jnp.zeros_like(V)
+        return jax.lax.fori_loop(0, count + 1, multiply, start)[1]
+
+    return products
 
 
 class _Implicit(eqx.Module):
@@ -568,7 +589,8 @@ def _transitions() -> np.ndarray:
                         _GAMMA[: order + 1] @ used / _ALPHA[order],
                     ]
                 )
-    return table
+    # The matrices as vectors: so, what a step reads of them lies in one piece.
+    return table.reshape(n, n, n, -1)
 
 
 def _is_correction() -> Bool[Array, "rows_and_correction 1"]:
@@ -635,7 +657,8 @@ def _transition(
     powers = jnp.stack(
         [jnp.ones_like(excess)] + [excess**p for p in range(1, MAX_ORDER + 1)]
     )
-    return jnp.tensordot(powers, jnp.asarray(_transitions())[corrected, order], 1)
+    transition = powers @ jnp.asarray(_transitions())[corrected, order]
+    return transition.reshape(ROWS + 3, ROWS + 1)
 
 
 def _sizes(
