@@ -56,7 +56,7 @@ Batching saves overhead where states are small, and costs memory where they are 
 
 STEPS_TO_SPARE = 8
 """That may be lost between two renewals of eigenpairs, before a loop of steps ends."""
-ONE_THREAD = 2**11
+ONE_THREAD = 2**12
 """Numbers in a state, up to which a solve is compiled for one thread."""
 
 

@@ -24,8 +24,8 @@ from ._flat import flat_field
 from ._work import CountedError, Verdict, work
 
 MAX_ORDER = 5
-ROWS = MAX_ORDER + 2
-"""Backward differences that are kept: one more tells of the next order."""
+ROWS = MAX_ORDER + 1
+"""Backward differences ∇⁰ … ∇⁵ that are kept."""
 MAX_NEWTON = 6
 NEWTON_TOLERANCE = 0.1
 """Of the error allowed in a step, how much Newton's method may leave."""
@@ -88,7 +88,7 @@ class _StepTolerances(eqx.Module):
 
 class _State(eqx.Module):
     history: Float[Array, "rows_and_correction n"]
-    """Backward differences ∇⁰y … ∇⁶y before the last step, for steps of length `h`, and
+    """Backward differences ∇⁰y … ∇⁵y before the last step, for steps of length `h`, and
     what it added to what they predict."""
     corrected_order: Int[Array, ""]
     """The order of the last step; zero before the first."""
@@ -155,10 +155,10 @@ class LowRankNDF(diffrax.AbstractImplicitSolver, diffrax.AbstractAdaptiveSolver)
             )
 
     def memory(self, size: int) -> int:
-        """Bytes that a solve of so many numbers takes, but for its dense output: the
-        old and the new state, and what a step works on."""
-        state = ROWS + 1 + self._rank(size)
-        return 8 * size * (3 * state + 2 * ROWS + 20)
+        """Bytes that a solve of so many numbers takes, but for its dense output: four
+        states, three of their eigenvectors in single precision, and as many in double
+        where these are renewed."""
+        return 8 * size * (4 * (ROWS + 1) + 9 * self._rank(size) // 2)
 
     def _rank(self, size: int) -> int:
         default = SMALL_RANK if size <= SMALL else LARGE_RANK
@@ -212,7 +212,7 @@ class LowRankNDF(diffrax.AbstractImplicitSolver, diffrax.AbstractAdaptiveSolver)
         steps_at_h = jnp.where(jnp.abs(excess) > 1e-6, 0, state.steps_at_h)
         coefficients = _transition(state.corrected_order, k, excess)
         rows = coefficients @ state.history
-        differences, predicted, psi = rows[:ROWS], rows[ROWS + 1], rows[ROWS + 2]
+        predicted, psi = rows[ROWS + 1], rows[ROWS + 2]
         c = h / jnp.asarray(_ALPHA)[k]
         rtol, atol = self.root_finder.rtol, self.root_finder.atol
         tolerance = atol + rtol * jnp.abs(y_start)
@@ -233,7 +233,7 @@ class LowRankNDF(diffrax.AbstractImplicitSolver, diffrax.AbstractAdaptiveSolver)
                 equation, state.curvature, due, rate
             )
         d = newton.d
-        error = _sizes(d, differences, k, weights)
+        error = _sizes(d, rows, k, weights)
         accepted, factor, next_order = _next_step(
             error, k, newton.converged, steps_at_h + 1
         )
@@ -250,7 +250,7 @@ class LowRankNDF(diffrax.AbstractImplicitSolver, diffrax.AbstractAdaptiveSolver)
         )
         y = predicted + d
         dense = {
-            "differences": rows[: MAX_ORDER + 1],
+            "differences": rows[:ROWS],
             "correction": d,
             # Not a whole number, as diffrax fills what is not yet saved with infinity.
             "order": k.astype(y.dtype),
@@ -565,7 +565,7 @@ def _conjugate_gradients(
 @functools.cache
 def _transitions() -> np.ndarray:
     """Matrices C[p] for each pair of orders, such that Σ_p excessᵖ C[p] takes the
-    history to the next step: the differences ∇⁰ … ∇⁶, corrected at the last step's
+    history to the next step: the differences ∇⁰ … ∇⁵, corrected at the last step's
     order and rescaled to a step 1 + excess as long; a row of zeros, where the next
     correction will be; the prediction Σ_j ∇ʲ; and ψ = Σ_j γ_j ∇ʲ / α."""
     n = MAX_ORDER + 1
@@ -603,10 +603,10 @@ def _correction(order: int) -> np.ndarray:
     matrix = np.eye(ROWS, ROWS + 1)
     if order == 0:
         return matrix
-    if order < MAX_ORDER:
+    if order + 2 < ROWS:
         matrix[order + 2] = 0
         matrix[order + 2, [order + 1, ROWS]] = -1, 1
-    for i in range(order + 2):
+    for i in range(min(order + 2, ROWS)):
         matrix[i] = 0
         matrix[i, i : order + 1] = 1
         matrix[i, ROWS] = 1
@@ -663,12 +663,13 @@ def _transition(
 
 def _sizes(
     d: Float[Array, " n"],
-    differences: Float[Array, "rows n"],
+    rows: Float[Array, "rows n"],
     order: Int[Array, ""],
     weights: Float[Array, " n"],
 ) -> Float[Array, "3"]:
-    """Error estimates of the order below, this order and the order above."""
-    around = jax.lax.dynamic_slice_in_dim(differences, order, 2)
+    """Error estimates of the order below, this order and the order above, from the
+    differences that `rows` begin with. There is none above the highest order."""
+    around = jax.lax.dynamic_slice_in_dim(rows, order, 2)
     scaled = [x * weights for x in (around[0] + d, d, d - around[1])]
     sizes = jnp.sqrt(jnp.stack([x @ x for x in scaled]) / d.size)
     return jax.lax.dynamic_slice_in_dim(jnp.asarray(_ERROR), order - 1, 3) * sizes
