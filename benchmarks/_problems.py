@@ -1,5 +1,6 @@
 """The flows that solvers are compared on."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,9 @@ from gradflow._ravel import Ravel
 SAVED_TIMES = 200
 FIRST_TIME = 1e-4
 """The first saved time, as a part of the horizon."""
+LATE = 5e3
+"""When λ_max has passed 100 on the Zipf chain of 300 tokens: it is 2.5 at t = 3,000,
+106 at 4,000, 168 at 5,000 and 702 at 7,000."""
 
 
 class VectorField(eqx.Module):
@@ -169,6 +173,20 @@ def heads(geometry: str, t1: float = 1e4, h: int = 3, T: int = 40) -> Flow:
     )
 
 
+def late(name: str, flow: Flow, since: float, t1: float) -> Flow:
+    """The same flow from the time `since` on, where it is stiff."""
+
+    @functools.cache
+    def init(seed: int) -> PyTree:
+        start = flow.init(seed)
+        return gradflow.integrate(
+            flow.loss, start, since, observables=(), save_params=False, dense_memory=0
+        ).final
+
+    title = f"{flow.title.rpartition(', t =')[0]}, t = {since:,g} … {since + t1:,g}"
+    return Flow(name, title, flow.loss, init, t1)
+
+
 def problem(name: str, t1: float | None, matrix: Path | None) -> Flow:
     """A problem by its name, to its usual horizon or another."""
     if name == "matrix":
@@ -178,6 +196,8 @@ def problem(name: str, t1: float | None, matrix: Path | None) -> Flow:
         return zipf(name, 32, 32, t1 or 3e3)
     if name == "zipf300":
         return zipf(name, 300, 64, t1 or 1e3)
+    if name == "zipf300late":
+        return late(name, zipf(name, 300, 64, LATE), LATE, t1 or 20.0)
     if name in ("heads", "replicator"):
         return heads("scores" if name == "heads" else name, t1 or 1e4)
     return {"reference": reference, "quadratic": quadratic}[name](
@@ -186,6 +206,6 @@ def problem(name: str, t1: float | None, matrix: Path | None) -> Flow:
 
 
 NAMES = (
-    *("reference", "zipf32", "zipf300", "heads", "replicator", "quadratic"),
-    "matrix",
+    *("reference", "zipf32", "zipf300", "zipf300late", "heads", "replicator"),
+    *("quadratic", "matrix"),
 )

@@ -1,5 +1,6 @@
 """integrate_ensemble(): many flows in, one compiled loop over them, an Ensemble out."""
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -42,6 +43,7 @@ from ._segments import (
     plain_start,
 )
 from ._solve import PARAMS_MEMORY, counts, how_it_ended, thinned
+from ._types import AnyArray
 
 SEGMENT_MEMORY = 2**19
 """Bytes of dense output in a segment: it is used at once and stays in the cache."""
@@ -57,9 +59,9 @@ class _Members(eqx.Module):
 
     varying: PyTree
     """Of the losses, where they are not all equal."""
-    y0: Float[Array, "members n"]
-    t1: Float[Array, " members"]
-    atol: Float[Array, " members"]
+    y0: Float[AnyArray, "members n"]
+    t1: Float[AnyArray, " members"]
+    atol: Float[AnyArray, " members"]
 
 
 class _Common(eqx.Module):
@@ -93,6 +95,7 @@ class _Outcome(eqx.Module):
     """How many times it reached."""
     end: Snapshot
     state: State
+    """Without the solver's."""
     result: diffrax.RESULTS
     account: EnergyAccount
     accepted: Int[Array, "*members"]
@@ -162,6 +165,8 @@ def _whole_flow(common: _Common, member: _Members) -> _Outcome:
         jax.tree.map(lambda x: x[common.stored], rows.params),
     )
     end = watch.snapshot(state.y)
+    # The solver's own state is of use to nobody now, and large.
+    state = eqx.tree_at(lambda s: (s.solver_state, s.recent), state, (None, None))
     return _Outcome(rows, saved, end, state, result, account, accepted, rejected)
 
 
@@ -254,9 +259,9 @@ def integrate_ensemble(
             "`solver` must be adaptive for an ensemble, as each member chooses its own "
             f"steps, got {choice.name!r}."
         )
-    y0 = np.stack(
-        [np.asarray(ravel.ravel(_member(params_batch, i))) for i in range(size)]
-    )
+    # As `ravel` would, all at once.
+    leaves = [np.reshape(leaf, (size, -1)) for leaf in jax.tree.leaves(params_batch)]
+    y0 = np.concatenate(leaves, axis=1, dtype=np.float64)
     bad = np.flatnonzero(~np.isfinite(y0).all(axis=1))
     if bad.size:
         raise ValueError(
@@ -297,9 +302,9 @@ def integrate_ensemble(
     )
     members = _Members(
         varying=varying,
-        y0=jnp.asarray(y0),
-        t1=jnp.full(size, t1),
-        atol=jnp.broadcast_to(jnp.asarray(tolerances), size),
+        y0=y0,
+        t1=np.full(size, t1),
+        atol=np.broadcast_to(tolerances, size),
     )
     run = _some_flows_small if small else _some_flows_large
     outcomes = _run_all(run, common, members, threads, batch, progress)
@@ -388,6 +393,7 @@ def _run_all(
     at_once = max(batch, at_once)
 
     def call(chunk: _Members) -> _Outcome:
+        chunk = jax.tree.map(jnp.asarray, chunk)
         return jax.tree.map(np.asarray, run(common, chunk, batch))
 
     def chunks() -> Iterator[_Members]:
@@ -395,17 +401,17 @@ def _run_all(
             # The last call is filled up with members that end where they start.
             index = np.arange(first, first + at_once)
             chunk = jax.tree.map(lambda x, i=index: x[np.minimum(i, size - 1)], members)
-            yield eqx.tree_at(
-                lambda m: m.t1, chunk, jnp.where(index < size, chunk.t1, 0.0)
-            )
+            ends = np.where(index < size, chunk.t1, 0.0)
+            yield eqx.tree_at(lambda m: m.t1, chunk, ends)
 
     with (
         count_bar(size, "flows", progress) as report,
         ThreadPoolExecutor(threads) as pool,
     ):
-        # Members that end where they start: compiles, before threads do so twice.
-        chunk = next(chunks())
-        call(eqx.tree_at(lambda m: m.t1, chunk, 0 * chunk.t1))
+        if threads > 1:
+            # Members that end where they start: compiles, before threads do so twice.
+            chunk = next(chunks())
+            call(eqx.tree_at(lambda m: m.t1, chunk, 0 * chunk.t1))
         done = []
         # Compiled code runs without Python's lock.
         for outcome in pool.map(call, chunks()):
@@ -439,10 +445,14 @@ def _flow(
         )
     result, reason = ended
     within = stored < saved
-    rows = eqx.tree_at(
-        lambda rows: rows.params,
-        jax.tree.map(lambda x: x[:saved], outcome.rows),
-        jax.tree.map(lambda x: x[within], outcome.rows.params),
+    taken = outcome.rows
+    rows = Snapshot(
+        jax.tree.map(lambda x: x[within], taken.params),
+        taken.loss[:saved],
+        taken.speed[:saved],
+        *jax.tree.map(
+            lambda x: x[:saved], (taken.observables, taken.drift, taken.size)
+        ),
     )
     ts, stored_ts = times[:saved], times[stored[within]]
     if saved == 0 or ts[-1] < t:
@@ -450,7 +460,7 @@ def _flow(
         ts, stored_ts = np.append(ts, t), np.append(stored_ts, t)
     elif not within.any() or stored_ts[-1] < t:
         added = jax.tree.map(_append, rows.params, outcome.end.params)
-        rows = eqx.tree_at(lambda rows: rows.params, rows, added)
+        rows = dataclasses.replace(rows, params=added)
         stored_ts = np.append(stored_ts, t)
     work = outcome.state.controller_state.work
     return Flow(
@@ -564,6 +574,6 @@ def _stacked(losses: list[Any]) -> tuple[PyTree, PyTree]:
     stays = eqx.partition(losses[0], _is_number_array)[1]
     common = jax.tree.map(lambda same, x: x if same else None, shared, arrays[0])
     varying = jax.tree.map(
-        lambda same, *x: None if same else jnp.asarray(np.stack(x)), shared, *arrays
+        lambda same, *x: None if same else np.stack(x), shared, *arrays
     )
     return eqx.combine(stays, common), varying

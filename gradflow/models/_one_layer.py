@@ -211,12 +211,17 @@ class OneLayerTransformer(Model):
         def attention_mass(params: OneLayerParameters) -> Float[AnyArray, " d"]:
             return population.weights @ self.context_attention(params, population)
 
+        def factors_W0(params: OneLayerParameters) -> tuple[Any, Any]:
+            # The same for all who ask: compiled together, they share it.
+            U, s, _ = jnp.linalg.svd(params.W0, full_matrices=False)
+            return U, s
+
         def alignment(params: OneLayerParameters) -> Float[AnyArray, ""]:
-            U, _, _ = jnp.linalg.svd(params.W0, full_matrices=False)
+            U, _ = factors_W0(params)
             return jnp.abs(U[:, 0] @ pi) / jnp.linalg.norm(pi)
 
         def coordinates(params: OneLayerParameters) -> Float[AnyArray, "d r"]:
-            U, s, _ = jnp.linalg.svd(params.W0, full_matrices=False)
+            U, s = factors_W0(params)
             # A singular vector's sign is free: make its largest entry positive.
             largest = jnp.take_along_axis(
                 U, jnp.argmax(jnp.abs(U), axis=0)[None], axis=0
@@ -227,7 +232,7 @@ class OneLayerTransformer(Model):
             return jnp.linalg.svd(matrix, compute_uv=False)
 
         return {
-            "singular_values_W0": lambda p: singular_values(p.W0),
+            "singular_values_W0": lambda p: factors_W0(p)[1],
             "singular_values_W1": lambda p: singular_values(p.W1),
             "singular_values_QK": lambda p: singular_values(p.WQ @ p.WK.T),
             "alignment": alignment,
