@@ -8,6 +8,9 @@ which serves all products at that state and is counted with them,
 on the reference instance (d = 4, m = 10, ε = 1e-3) and warm code: for the bare solve
 (its `advance` segments), and for the whole call with its certificate, snapshots and
 dense output. Wanted: at most 1.5 by `tsit5`, 1.6 by `auto`.
+
+The loop is compiled as the solve is, whole; and in another process as XLA compiles it
+by itself, which is what an evaluation costs who does not import gradflow.
 """
 
 import argparse
@@ -20,6 +23,7 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
+from _elsewhere import SERVE, Elsewhere, serve
 from _timing import (
     duration,
     footer,
@@ -44,19 +48,23 @@ PARTS = {
 }
 """What `integrate` calls for each segment of a solve: where, and by what name."""
 REST = "rest"
+ELSEWHERE = 2_000
+"""Evaluations in a piece of the other process."""
+
+
+def _reference_problem() -> gradflow.Problem:
+    chain = gradflow.MarkovChain.sticky([0.75, 0.19, 0.05, 0.01], 0.5)
+    model = gradflow.OneLayerTransformer(vocabulary=4, width=10)
+    return gradflow.Problem(model, gradflow.InfiniteContext(chain))
 
 
 class Integration:
     """A call of `integrate` on the reference instance, timed part by part."""
 
     def __init__(self, t1: float, solver: str):
-        chain = gradflow.MarkovChain.sticky([0.75, 0.19, 0.05, 0.01], 0.5)
-        model = gradflow.OneLayerTransformer(vocabulary=4, width=10)
-        self.problem = gradflow.Problem(model, gradflow.InfiniteContext(chain))
-        self.params = self.problem.init(seed=0, scale=1e-3)
-        self.integrate = lambda: gradflow.integrate(
-            self.problem, self.params, t1, solver=solver
-        )
+        problem = _reference_problem()
+        params = problem.init(seed=0, scale=1e-3)
+        self.integrate = lambda: gradflow.integrate(problem, params, t1, solver=solver)
         self.flow = self.integrate()
         self.labels: list[str] = []
         self()
@@ -85,19 +93,16 @@ class Integration:
 
 
 class Reference:
-    """The same number of evaluations alone, in as many pieces as the solve has."""
+    """Evaluations alone, so many in each of some pieces."""
 
-    def __init__(self, integration: Integration):
-        flow = integration.flow
-        ravel = Ravel.of(integration.params)
-        tolerances = (jnp.asarray(flow.settings.rtol), jnp.asarray(flow.settings.atol))
-        solver: Any = flow.solver
-        self.equation = _segments.Equation(
-            integration.problem, ravel, solver, *tolerances
-        )
-        self.y0 = ravel.ravel(integration.params)
-        self.pieces = integration.labels.count("solver")
-        self.count = _all_evaluations(flow) // self.pieces
+    def __init__(self, pieces: int, count: int):
+        problem = _reference_problem()
+        params = problem.init(seed=0, scale=1e-3)
+        ravel = Ravel.of(params)
+        unused: Any = None
+        self.equation = _segments.Equation(problem, ravel, unused, unused, unused)
+        self.y0 = ravel.ravel(params)
+        self.pieces, self.count = pieces, count
 
     def __call__(self) -> list[float]:
         arguments = (self.equation, self.y0, jnp.asarray(1e-3), jnp.asarray(self.count))
@@ -105,6 +110,15 @@ class Reference:
             stopwatch(lambda: _evaluations(*arguments).block_until_ready())
             for _ in range(self.pieces)
         ]
+
+    @property
+    def evaluations(self) -> int:
+        return self.pieces * self.count
+
+
+def _evaluations_on_demand() -> Callable[[str], float]:
+    alone = Reference(1, ELSEWHERE)
+    return lambda _: alone()[0]
 
 
 def _all_evaluations(flow: gradflow.Flow) -> int:
@@ -137,20 +151,32 @@ def main() -> None:
     parser.add_argument("--horizon", type=float, default=1000.0)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--solver", default="auto")
+    parser.add_argument(SERVE, action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.serve:
+        serve(_evaluations_on_demand)
+        return
     wanted = WANTED.get(options.solver, WANTED_ELSE)
 
     integration = Integration(options.horizon, options.solver)
-    reference = Reference(integration)
-    seconds = interleaved(
-        {"reference": reference, "integrate": integration}, options.rounds
-    )
+    pieces = integration.labels.count("solver")
+    reference = Reference(pieces, _all_evaluations(integration.flow) // pieces)
+    with Elsewhere(__file__) as elsewhere:
+        seconds = interleaved(
+            {
+                "reference": reference,
+                "elsewhere": lambda: [float(elsewhere("again"))],
+                "integrate": integration,
+            },
+            options.rounds,
+        )
     stats, times = integration.flow.stats, len(integration.flow.ts)
     count, more = (
         _all_evaluations(integration.flow),
         stats["num_certificate_evaluations"],
     )
-    once = undisturbed(seconds["reference"]) / (reference.pieces * reference.count)
+    once = undisturbed(seconds["reference"]) / reference.evaluations
+    once_elsewhere = undisturbed(seconds["elsewhere"]) / ELSEWHERE
     alone = count * once
     labels = np.array(integration.labels)
     part = {
@@ -162,7 +188,8 @@ def main() -> None:
     print(
         f"{stats['solver']} to t = {options.horizon:g}: "
         f"{stats['num_accepted_steps']:,} steps, {stats['num_rejected_steps']:,} "
-        f"rejected, {reference.pieces} segments; one evaluation {duration(once)}\n"
+        f"rejected, {pieces} segments; one evaluation {duration(once)}, as XLA "
+        f"compiles it by itself {duration(once_elsewhere)}\n"
     )
     rows = {
         f"{count:,} evaluations in a compiled loop": alone,
@@ -181,6 +208,10 @@ def main() -> None:
     certified = whole / (alone + more * once)
     for what, ratio in (
         ("bare solve", part["solver"] / alone),
+        (
+            "bare solve, by evaluations as XLA compiles them by itself",
+            part["solver"] / (count * once_elsewhere),
+        ),
         ("whole", whole / alone),
         ("whole, with the certificate's evaluations counted", certified),
     ):
