@@ -46,8 +46,10 @@ where it is too coarse. Steps are many to a panel where stability keeps them sho
 SMALLEST_SEGMENT, LARGEST_SEGMENT = STEPS_PER_PANEL, 2**12
 """Steps in one segment, whatever memory they take. Of fewer than a panel has, the
 energy's quadrature would cost as much as the steps."""
-PANEL_TOLERANCE = 1e-12
-"""The error of a panel's integral, relative to L(0), above which it is split."""
+PANEL_TOLERANCE, LEAST_PANEL_TOLERANCE = 1e-4, 1e-12
+"""The error of a panel's integral, relative to L(0), above which it is split: this
+fraction of the solver's tolerance, as a finer balance would tell no more of the flow,
+and no less than rounding allows."""
 EVALUATIONS_PER_PANEL = len(NODES) + 1
 BATCHED_NUMBERS = 2**16
 """How many states are evaluated at once: as many as have this many numbers together.
@@ -438,7 +440,7 @@ def plain_balance(
         error = whole.quadrature_error - account.quadrature_error
         few = STEPS_PER_PANEL // SUBPANELS
         return jax.lax.cond(
-            error > PANEL_TOLERANCE * jnp.abs(account.initial_loss),
+            error > tolerance * jnp.abs(account.initial_loss),
             lambda: jax.lax.fori_loop(
                 0,
                 SUBPANELS,
@@ -448,6 +450,7 @@ def plain_balance(
             lambda: whole,
         )
 
+    tolerance = jnp.maximum(PANEL_TOLERANCE * equation.rtol, LEAST_PANEL_TOLERANCE)
     panels = -((1 - jnp.asarray(dense.ts_size)) // STEPS_PER_PANEL)
     return jax.lax.fori_loop(0, panels, add_split, account)
 
