@@ -19,7 +19,7 @@ from ._certificate import EnergyAccount
 from ._checks import Checked
 from ._compile_clock import CompileClock, make_room_for_code
 from ._ensemble import Ensemble, EnsembleError
-from ._flow import Flow, Settings
+from ._flow import Flow, Settings, fill_rows
 from ._integrate import (
     SMALLEST_SCALE,
     check_event,
@@ -41,6 +41,7 @@ from ._segments import (
     plain_advance,
     plain_balance,
     plain_start,
+    states_at_once,
 )
 from ._solve import PARAMS_MEMORY, counts, how_it_ended, thinned
 from ._types import AnyArray
@@ -49,13 +50,15 @@ SEGMENT_MEMORY = 2**19
 """Bytes of dense output in a segment: it is used at once and stays in the cache."""
 FEWEST_STEPS, MOST_STEPS = 64, 512
 """In a segment."""
+SNAPSHOTS_AT_ONCE = 16
+"""At most, and one where several threads take them: see `threads`."""
 MEMBERS_AT_A_CALL = 8
 """That one call of compiled code integrates one after another: enough that the call is
 nothing beside them, few enough to show progress and to keep all threads busy."""
 
 
 class _Members(eqx.Module):
-    """What is each member's own, along a leading axis."""
+    """What is each member's own, along a leading axis: on the host, or in JAX."""
 
     varying: PyTree
     """Of the losses, where they are not all equal."""
@@ -80,8 +83,11 @@ class _Common(eqx.Module):
     functions: dict[str, Callable[[PyTree], Any]]
     event: Callable[[PyTree], Any] | None
     steps: int = eqx.field(static=True)
+    """In a segment."""
+    at_once: int = eqx.field(static=True)
+    """How many states are observed together."""
 
-    def equation(self, member: _Members) -> Equation:
+    def equation(self, member: Any) -> Equation:
         loss: Any = eqx.combine(self.loss, member.varying)
         return Equation(loss, self.ravel, self.solver, self.rtol, member.atol)
 
@@ -102,22 +108,18 @@ class _Outcome(eqx.Module):
     rejected: Int[Array, "*members"]
 
 
-def _whole_flow(common: _Common, member: _Members) -> _Outcome:
-    """A member from its start to its end, segment after segment."""
+def _whole_flow(common: _Common, member: Any) -> _Outcome:
+    """One of the `_Members` from its start to its end, segment after segment."""
     equation = common.equation(member)
-    watch = Watch(equation, member.y0, common.named, common.functions)
-    row = jax.eval_shape(watch.snapshot, member.y0)
-    rows = jax.tree.map(
-        lambda x: jnp.zeros((len(common.times), *x.shape), x.dtype), row
-    )
     zero = jnp.zeros((), jnp.int64)
 
-    def fill(rows: Snapshot, dense: Any, first: Array, last: Array) -> Snapshot:
-        def one(i: Array, rows: Snapshot) -> Snapshot:
-            new = watch.snapshot(dense.evaluate(common.times[i]))
-            return jax.tree.map(lambda rows, row: rows.at[i].set(row), rows, new)
+    def fill(
+        states: Float[Array, "times n"], dense: Any, first: Array, last: Array
+    ) -> Float[Array, "times n"]:
+        def one(i: Array, states: Array) -> Array:
+            return states.at[i].set(dense.evaluate(common.times[i]))
 
-        return jax.lax.fori_loop(first, last, one, rows)
+        return jax.lax.fori_loop(first, last, one, states)
 
     def is_open(state: State, result: diffrax.RESULTS) -> Bool[Array, ""]:
         return (
@@ -129,45 +131,53 @@ def _whole_flow(common: _Common, member: _Members) -> _Outcome:
         )
 
     def go_on(carry: tuple) -> tuple:
-        state, _, account, rows, saved, accepted, rejected = carry
+        state, _, account, states, saved, accepted, rejected = carry
         segment = plain_advance(equation, state, member.t1, common.steps, common.event)
         end = segment.state
         account = plain_balance(equation, account, segment.dense, end.t)
         reached = jnp.searchsorted(common.times, end.t, side="right").astype(jnp.int64)
-        rows = fill(rows, segment.dense, saved, reached)
         return (
             end,
             segment.result,
             account,
-            rows,
+            fill(states, segment.dense, saved, reached),
             reached,
             accepted + segment.accepted,
             rejected + segment.rejected,
         )
 
     state, _ = plain_start(equation, member.y0, member.t1, common.budget)
-    state, result, account, rows, saved, accepted, rejected = jax.lax.while_loop(
+    state, result, account, states, saved, accepted, rejected = jax.lax.while_loop(
         lambda carry: is_open(carry[0], carry[1]),
         go_on,
         (
             state,
             diffrax.RESULTS.max_steps_reached,
             EnergyAccount.open(state.loss),
-            rows,
+            # At the saved times, and for those that it may not reach its start.
+            jnp.tile(member.y0, (len(common.times), 1)),
             zero,
             zero,
             zero,
         ),
     )
-    rows = eqx.tree_at(
-        lambda rows: rows.params,
-        rows,
-        jax.tree.map(lambda x: x[common.stored], rows.params),
-    )
-    end = watch.snapshot(state.y)
+    watch = Watch(equation, member.y0, common.named, common.functions)
+    taken = _snapshots(watch, jnp.append(states, state.y[None], axis=0), common.at_once)
+    rows, end = (jax.tree.map(lambda x, i=i: x[i], taken) for i in (slice(-1), -1))
+    stored = jax.tree.map(lambda x: x[common.stored], rows.params)
+    rows = dataclasses.replace(rows, params=stored)
     # The solver's own state is of use to nobody now, and large.
     state = eqx.tree_at(lambda s: (s.solver_state, s.recent), state, (None, None))
     return _Outcome(rows, saved, end, state, result, account, accepted, rejected)
+
+
+def _snapshots(watch: Watch, states: Float[Array, "times n"], at_once: int) -> Snapshot:
+    if at_once == 1:
+        return jax.lax.map(watch.snapshot, states)
+    count = len(states)
+    padded = jnp.pad(states, ((0, -count % at_once), (0, 0)), mode="edge")
+    rows = fill_rows(watch.snapshot, padded, jnp.asarray(count), at_once)
+    return jax.tree.map(lambda x: x[:count], rows)
 
 
 def _some_flows(common: _Common, members: _Members, batch: int) -> _Outcome:
@@ -299,6 +309,9 @@ def integrate_ensemble(
         functions=functions,
         event=event,
         steps=max(FEWEST_STEPS, min(MOST_STEPS, fitting)),
+        at_once=1
+        if threads > 1
+        else min(SNAPSHOTS_AT_ONCE, states_at_once(ravel.size)),
     )
     members = _Members(
         varying=varying,

@@ -154,15 +154,20 @@ class Equation(eqx.Module):
 
     @property
     def batch_size(self) -> int:
-        """A power of two, so that it divides the number of snapshots."""
-        fitting = max(1, min(32, BATCHED_NUMBERS // self.ravel.size))
-        return 2 ** (fitting.bit_length() - 1)
+        return states_at_once(self.ravel.size)
 
     @property
     def controller(self) -> ResumableController | FixedStepController:
         if self.step is not None:
             return FixedStepController(self.step)
         return ResumableController(rtol=self.rtol, atol=self.atol)
+
+
+def states_at_once(size: int) -> int:
+    """How many states of so many numbers are evaluated together: a power of two, so
+    that it divides the number of snapshots."""
+    fitting = max(1, min(32, BATCHED_NUMBERS // size))
+    return 2 ** (fitting.bit_length() - 1)
 
 
 class State(eqx.Module):
