@@ -158,7 +158,11 @@ def fill_rows(
 ) -> PyTree:
     """`function` of the first `count` of `xs`, in batches of a size that divides their
     number; the rest is zero, or what its batch brings."""
-    several = jax.vmap(function)
+
+    def alone(xs: Array) -> PyTree:
+        return jax.tree.map(lambda x: x[None], function(xs[0]))
+
+    several = jax.vmap(function) if batch > 1 else alone
 
     def fill(i: Int[Array, ""], rows: PyTree) -> PyTree:
         some = several(jax.lax.dynamic_slice_in_dim(xs, i * batch, batch))

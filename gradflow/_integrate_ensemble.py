@@ -162,8 +162,10 @@ def _whole_flow(common: _Common, member: Any) -> _Outcome:
         ),
     )
     watch = Watch(equation, member.y0, common.named, common.functions)
-    taken = _snapshots(watch, jnp.append(states, state.y[None], axis=0), common.at_once)
-    rows, end = (jax.tree.map(lambda x, i=i: x[i], taken) for i in (slice(-1), -1))
+    states = jnp.concatenate([state.y[None], states])
+    taken = _snapshots(watch, states, saved + 1, common.at_once)
+    end = jax.tree.map(lambda x: x[0], taken)
+    rows = jax.tree.map(lambda x: x[1 : len(common.times) + 1], taken)
     stored = jax.tree.map(lambda x: x[common.stored], rows.params)
     rows = dataclasses.replace(rows, params=stored)
     # The solver's own state is of use to nobody now, and large.
@@ -171,13 +173,12 @@ def _whole_flow(common: _Common, member: Any) -> _Outcome:
     return _Outcome(rows, saved, end, state, result, account, accepted, rejected)
 
 
-def _snapshots(watch: Watch, states: Float[Array, "times n"], at_once: int) -> Snapshot:
-    if at_once == 1:
-        return jax.lax.map(watch.snapshot, states)
-    count = len(states)
-    padded = jnp.pad(states, ((0, -count % at_once), (0, 0)), mode="edge")
-    rows = fill_rows(watch.snapshot, padded, jnp.asarray(count), at_once)
-    return jax.tree.map(lambda x: x[:count], rows)
+def _snapshots(
+    watch: Watch, states: Float[Array, "times n"], count: Int[Array, ""], at_once: int
+) -> Snapshot:
+    """Of the first `count` states; what the others have is not to be looked at."""
+    padded = jnp.pad(states, ((0, -len(states) % at_once), (0, 0)), mode="edge")
+    return fill_rows(watch.snapshot, padded, count, at_once)
 
 
 def _some_flows(common: _Common, members: _Members, batch: int) -> _Outcome:
