@@ -174,8 +174,8 @@ def fill_rows(
             some,
         )
 
-    shapes = jax.eval_shape(several, xs)
-    empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    shapes = jax.eval_shape(function, xs[0])
+    empty = jax.tree.map(lambda x: jnp.zeros((len(xs), *x.shape), x.dtype), shapes)
     return jax.lax.fori_loop(0, -(-count // batch), fill, empty)
 
 
