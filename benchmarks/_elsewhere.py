@@ -17,9 +17,9 @@ SERVE = "--serve"
 class Elsewhere:
     """A script that was started with `--serve`, to be asked and to answer by lines."""
 
-    def __init__(self, script: str, *arguments: str):
+    def __init__(self, script: str):
         self._process = subprocess.Popen(
-            [sys.executable, script, SERVE, *arguments],
+            [sys.executable, script, SERVE],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -171,10 +171,8 @@ def main() -> None:
             options.rounds,
         )
     stats, times = integration.flow.stats, len(integration.flow.ts)
-    count, more = (
-        _all_evaluations(integration.flow),
-        stats["num_certificate_evaluations"],
-    )
+    count = _all_evaluations(integration.flow)
+    more = stats["num_certificate_evaluations"]
     once = undisturbed(seconds["reference"]) / reference.evaluations
     once_elsewhere = undisturbed(seconds["elsewhere"]) / ELSEWHERE
     alone = count * once

@@ -113,11 +113,16 @@ def _whole_flow(common: _Common, member: Any) -> _Outcome:
     equation = common.equation(member)
     zero = jnp.zeros((), jnp.int64)
 
+    # Where it ended, where it was at the saved times, and what fills up a batch: where
+    # nothing else is written, the start.
+    size = 1 + len(common.times)
+    states = jnp.tile(member.y0, (size + -size % common.at_once, 1))
+
     def fill(
-        states: Float[Array, "times n"], dense: Any, first: Array, last: Array
-    ) -> Float[Array, "times n"]:
+        states: Float[Array, "rows n"], dense: Any, first: Array, last: Array
+    ) -> Float[Array, "rows n"]:
         def one(i: Array, states: Array) -> Array:
-            return states.at[i].set(dense.evaluate(common.times[i]))
+            return states.at[i + 1].set(dense.evaluate(common.times[i]))
 
         return jax.lax.fori_loop(first, last, one, states)
 
@@ -154,31 +159,22 @@ def _whole_flow(common: _Common, member: Any) -> _Outcome:
             state,
             diffrax.RESULTS.max_steps_reached,
             EnergyAccount.open(state.loss),
-            # At the saved times, and for those that it may not reach its start.
-            jnp.tile(member.y0, (len(common.times), 1)),
+            states,
             zero,
             zero,
             zero,
         ),
     )
     watch = Watch(equation, member.y0, common.named, common.functions)
-    states = jnp.concatenate([state.y[None], states])
-    taken = _snapshots(watch, states, saved + 1, common.at_once)
+    states = states.at[0].set(state.y)
+    taken = fill_rows(watch.snapshot, states, saved + 1, common.at_once)
     end = jax.tree.map(lambda x: x[0], taken)
-    rows = jax.tree.map(lambda x: x[1 : len(common.times) + 1], taken)
+    rows = jax.tree.map(lambda x: x[1:size], taken)
     stored = jax.tree.map(lambda x: x[common.stored], rows.params)
     rows = dataclasses.replace(rows, params=stored)
     # The solver's own state is of use to nobody now, and large.
     state = eqx.tree_at(lambda s: (s.solver_state, s.recent), state, (None, None))
     return _Outcome(rows, saved, end, state, result, account, accepted, rejected)
-
-
-def _snapshots(
-    watch: Watch, states: Float[Array, "times n"], count: Int[Array, ""], at_once: int
-) -> Snapshot:
-    """Of the first `count` states; what the others have is not to be looked at."""
-    padded = jnp.pad(states, ((0, -len(states) % at_once), (0, 0)), mode="edge")
-    return fill_rows(watch.snapshot, padded, count, at_once)
 
 
 def _some_flows(common: _Common, members: _Members, batch: int) -> _Outcome:

@@ -579,3 +579,17 @@ def test_modules_and_closures_are_losses_too():
 
     flow = gradflow.integrate(Bowl(jnp.array([1.0, 2.0])), jnp.ones(2), 1.0)
     np.testing.assert_allclose(flow.final, np.exp([-1.0, -2.0]), rtol=1e-7)
+
+
+@pytest.mark.parametrize(("rtol", "most"), [(1e-4, 2.0), (1e-6, 0.9)])
+def test_energy_balance_is_as_fine_as_the_tolerance_asks_for(reference, rtol, most):
+    """Its quadrature is well below the imbalance that it is to show, by few evaluations
+    a step: split down to rounding it takes more."""
+    flow = gradflow.integrate(
+        reference, reference.init(), 1e3, rtol=rtol, observables=()
+    )
+    certificate, stats = flow.certificate, flow.stats
+    assert 0 < certificate.quadrature_error < 0.1 * certificate.energy_imbalance
+    assert certificate.energy_imbalance < rtol
+    per_step = stats["num_certificate_evaluations"] / stats["num_accepted_steps"]
+    assert per_step < most

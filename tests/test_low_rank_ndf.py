@@ -264,5 +264,5 @@ def test_a_segment_without_a_step_knows_its_start():
 
 @pytest.mark.parametrize("given", [{"rank": 0}, {"refresh_every": 0}])
 def test_bad_settings_are_refused(given):
-    with pytest.raises(ValueError, match="must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="must be a whole number of at least 1, got 0"):
         LowRankNDF(**given)

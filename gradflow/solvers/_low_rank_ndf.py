@@ -147,12 +147,14 @@ class LowRankNDF(diffrax.AbstractImplicitSolver, diffrax.AbstractAdaptiveSolver)
     """By `init`."""
 
     def __check_init__(self) -> None:
-        if self.rank is not None and self.rank < 1:
-            raise ValueError(f"`rank` must be at least 1, got {self.rank!r}.")
-        if self.refresh_every < 1:
-            raise ValueError(
-                f"`refresh_every` must be at least 1, got {self.refresh_every!r}."
-            )
+        given = {"refresh_every": self.refresh_every}
+        if self.rank is not None:
+            given["rank"] = self.rank
+        for name, value in given.items():
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(
+                    f"`{name}` must be a whole number of at least 1, got {value!r}."
+                )
 
     def memory(self, size: int) -> int:
         """Bytes that a solve of so many numbers takes, but for its dense output: four
