@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
+from ._products import with_plain_products
+
 
 def descent(
     loss: Callable[[PyTree], Any], params: PyTree
@@ -21,7 +23,7 @@ def descent(
     def scalar(params: PyTree) -> Float[Array, ""]:
         return jnp.asarray(loss(params), dtype=jnp.float64)
 
-    value, gradient = jax.value_and_grad(scalar)(params)
+    value, gradient = with_plain_products(jax.value_and_grad(scalar))(params)
     velocity = velocity_of(loss, params, gradient)
     products = [
         jnp.sum(g * v)

@@ -20,7 +20,7 @@ import optimistix as optx
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ._certificate import NODES, EnergyAccount
-from ._metric import descent, velocity_of
+from ._metric import descent
 from ._ravel import Ravel
 from .solvers import (
     PAUSED,
@@ -133,16 +133,12 @@ class Equation(eqx.Module):
     """The length of every step, if they have one."""
 
     def value(self, y: Float[Array, " n"]) -> Float[Array, ""]:
-        return self._loss(self.ravel.unravel(y))
-
-    def _loss(self, params: PyTree) -> Float[Array, ""]:
-        return jnp.asarray(self.loss(params), dtype=jnp.float64)
+        return jnp.asarray(self.loss(self.ravel.unravel(y)), dtype=jnp.float64)
 
     def vector_field(self, t: Any, y: Float[Array, " n"], args: Any = None) -> Any:
         # The gradient of the pytree, ravelled: differentiating through `unravel` would
         # pad every leaf's gradient to the length of y and add them up.
-        params = self.ravel.unravel(y)
-        velocity = velocity_of(self.loss, params, jax.grad(self._loss)(params))
+        _, velocity, _ = descent(self.loss, self.ravel.unravel(y))
         return self.ravel.ravel(velocity)
 
     def loss_and_power(

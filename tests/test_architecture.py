@@ -18,6 +18,7 @@ SHARED = {
     "_compile_clock",
     "_machine",
     "_metric",
+    "_products",
     "_xla",
 }
 """Helpers that every room may use; they use only each other."""
