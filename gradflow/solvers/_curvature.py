@@ -1,8 +1,6 @@
 """The top of a Hessian's spectrum, followed along a flow on Hessian-vector products."""
 
-import functools
 from collections.abc import Callable
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -14,39 +12,57 @@ BLOCK = 4
 STIFF, SLACK = 0.2, 0.02
 """An eigenvalue λ matters to a step of coefficient c where cλ exceeds `STIFF`; a block
 below `SLACK` is dropped."""
+SMALL_PRODUCT = 2**14
+"""Numbers in two matrices that are small."""
 
 
 class Curvature(eqx.Module):
     """H ≈ Vᵀ Λ V on the `active` leading eigenpairs, in decreasing order; further rows
-    are zero, room to grow.
+    of V are zero, room to grow.
 
     V is in single precision: it is but a preconditioner, and the largest thing that a
-    step moves through memory."""
+    step moves through memory. It is in two arrays, as only the `few` first rows are
+    looked at where no more are active, and a slice would be a copy."""
 
-    V: Float32[Array, "rank n"]
+    few: Float32[Array, "few n"]
+    further: Float32[Array, "further n"]
     eigenvalues: Float[Array, " rank"]
     active: Int[Array, ""]
 
-    @staticmethod
-    def unknown(size: int, rank: int) -> "Curvature":
+    @classmethod
+    def unknown(cls, size: int, rank: int) -> "Curvature":
         rank = min(rank, size)
-        return Curvature(
-            V=jnp.zeros((rank, size), jnp.float32),
-            eigenvalues=jnp.zeros(rank),
-            active=jnp.asarray(min(2 * BLOCK, rank), jnp.int32),
+        return cls.of(
+            jnp.zeros((rank, size)),
+            jnp.zeros(rank),
+            jnp.asarray(min(2 * BLOCK, rank), jnp.int32),
         )
 
+    @classmethod
+    def of(
+        cls,
+        V: Float[Array, "rank n"],
+        eigenvalues: Float[Array, " rank"],
+        active: Int[Array, ""],
+    ) -> "Curvature":
+        few = max(2 * BLOCK, V.shape[0] // 3)
+        V = V.astype(jnp.float32)
+        return cls(V[:few], V[few:], eigenvalues, active)
+
     @property
-    def _few(self) -> int:
-        """Active pairs up to which only so many rows are looked at: those that are not
-        active are zero, but take as long."""
-        return max(2 * BLOCK, self.V.shape[0] // 3)
+    def V(self) -> Float32[Array, "rank n"]:
+        return jnp.concatenate([self.few, self.further])
+
+    @property
+    def is_finite(self) -> Bool[Array, ""]:
+        return jnp.all(jnp.isfinite(self.few)) & jnp.all(jnp.isfinite(self.further))
 
     @property
     def _unseen(self) -> Float[Array, ""]:
         """μ, half of a bound on the eigenvalues outside V."""
-        if self.V.shape[0] == self.V.shape[1]:
-            return jnp.where(self.active == self.V.shape[0], 0.0, self._least / 2)
+        rank, size = self.eigenvalues.size, self.few.shape[1]
+        if rank == size:
+            return jnp.where(self.active == rank, 0.0, self._least / 2)
         return self._least / 2
 
     @property
@@ -67,32 +83,34 @@ class Curvature(eqx.Module):
         # Where curvature is so negative that I + cH nears a singularity, the step is
         # too long to be accepted; the floor keeps all finite until it is shortened.
         top = 1 / jnp.maximum(1 + c * self.eigenvalues, 0.2) - rest
+        top, few = top.astype(jnp.float32), self.few.shape[0]
 
-        def with_rows(count: int, r: Float[Array, " n"]) -> Float[Array, " n"]:
-            V, factors = self.V[:count], top[:count].astype(jnp.float32)
-            along = V @ r.astype(jnp.float32)
-            return rest * r + ((factors * along) @ V).astype(r.dtype)
+        def along_few(r: Float32[Array, " n"]) -> Float32[Array, " n"]:
+            return (top[:few] * (self.few @ r)) @ self.few
 
-        rank, few = self.V.shape[0], self._few
-        if rank <= few:
-            return functools.partial(with_rows, rank)
-        return lambda r: jax.lax.cond(
-            self.active <= few,
-            functools.partial(with_rows, few),
-            functools.partial(with_rows, rank),
-            r,
-        )
+        def along_all(r: Float32[Array, " n"]) -> Float32[Array, " n"]:
+            return along_few(r) + (top[few:] * (self.further @ r)) @ self.further
+
+        def apply(r: Float[Array, " n"]) -> Float[Array, " n"]:
+            single = r.astype(jnp.float32)
+            if self.further.shape[0] == 0:
+                part = along_few(single)
+            else:
+                part = jax.lax.cond(self.active <= few, along_few, along_all, single)
+            return rest * r + part.astype(r.dtype)
+
+        return apply
 
     def fitted(self, c: Float[Array, ""]) -> "Curvature":
         """With more or fewer active pairs, as many as matter to a step."""
-        rank = self.V.shape[0]
+        rank = self.eigenvalues.size
         more = c * self._least > STIFF
         before = self.eigenvalues[jnp.maximum(self.active - BLOCK - 1, 0)]
         fewer = (c * before < SLACK) & (self.active > BLOCK)
         change = BLOCK * (more.astype(jnp.int32) - fewer.astype(jnp.int32))
         active = jnp.clip(self.active + change, min(BLOCK, rank), rank)
         kept = jnp.arange(rank) < active
-        return Curvature(
+        return Curvature.of(
             jnp.where(kept[:, None], self.V, jnp.float32(0.0)),
             jnp.where(kept, self.eigenvalues, 0.0),
             active,
@@ -105,59 +123,59 @@ class Curvature(eqx.Module):
         ],
     ) -> "Curvature":
         """The eigenpairs at another point, where `products` multiplies the first so
-        many vectors by the Hessian, by one product a pair.
-
-        Nyström's approximation from the old eigenvectors, Wᵀ(VWᵀ)⁻¹W with W = VH, is
-        as good as a Rayleigh–Ritz step after one more product. A shift makes it
-        positive definite where it is not.
-        """
-        rank = self.V.shape[0]
+        many vectors by the Hessian, by one product a pair."""
+        rank, few = self.eigenvalues.size, self.few.shape[0]
         active = jnp.arange(rank) < self.active
         V = self.V.astype(self.eigenvalues.dtype)
         empty = active & (jnp.einsum("ij,ij->i", V, V) < 0.5)
         V = jax.lax.cond(jnp.any(empty), _filled, lambda V, _: V, V, empty)
-
         W = products(V, self.active)
-        few = self._few
+
+        def with_rows(
+            count: int,
+        ) -> tuple[Float32[Array, "rank n"], Float[Array, " rank"]]:
+            V_new, eigenvalues = _nystrom(V[:count], W[:count], active[:count])
+            more = rank - count
+            return jnp.pad(V_new, ((0, more), (0, 0))), jnp.pad(eigenvalues, (0, more))
+
         if rank <= few:
-            return self._nystrom(V, W)
-        return jax.lax.cond(
-            self.active <= few,
-            lambda: self._leading(few)._nystrom(V[:few], W[:few])._padded(rank),
-            lambda: self._nystrom(V, W),
-        )
+            V_new, eigenvalues = with_rows(rank)
+        else:
+            V_new, eigenvalues = jax.lax.cond(
+                self.active <= few, lambda: with_rows(few), lambda: with_rows(rank)
+            )
+        return Curvature.of(V_new, eigenvalues, self.active)
 
-    def _nystrom(self, V: Float[Array, "rank n"], W: Float[Array, "rank n"]) -> Any:
-        """The eigenpairs of Wᵀ(VWᵀ)⁻¹W."""
-        active = jnp.arange(V.shape[0]) < self.active
-        S = V @ W.T
-        s, Q = jnp.linalg.eigh(0.5 * (S + S.T), symmetrize_input=False)
-        scale = jnp.max(jnp.abs(s))
-        shift = 2 * jnp.maximum(-jnp.min(s), 0.0) + 1e-15 * scale
-        s = s + shift
-        # B Bᵀ has the eigenvalues of Nyström's approximation BᵀB.
-        root = jnp.where(s > 1e-14 * scale, 1 / jnp.sqrt(jnp.abs(s) + 1e-300), 0.0)
-        B = (root[:, None] * Q.T) @ (W + shift * V)
-        squares, U = jnp.linalg.eigh(B @ B.T, symmetrize_input=False)
-        squares, U = squares[::-1], U[:, ::-1]
-        sound = active & (squares > 1e-12 * squares[0])
-        inverse = jnp.where(sound, 1 / jnp.sqrt(jnp.abs(squares) + 1e-300), 0.0)
-        return Curvature(
-            ((inverse[:, None] * U.T) @ B).astype(jnp.float32),
-            jnp.where(sound, squares - shift, 0.0),
-            self.active,
-        )
 
-    def _leading(self, rows: int) -> "Curvature":
-        return Curvature(self.V[:rows], self.eigenvalues[:rows], self.active)
+def _nystrom(
+    V: Float[Array, "rank n"], W: Float[Array, "rank n"], active: Bool[Array, " rank"]
+) -> tuple[Float32[Array, "rank n"], Float[Array, " rank"]]:
+    """The eigenvectors and eigenvalues of Nyström's approximation to H from some
+    vectors V, Wᵀ(VWᵀ)⁻¹W with W = VH. Of old eigenvectors it is as good as a
+    Rayleigh–Ritz step after one more product. A shift makes it positive definite where
+    it is not."""
+    S = _product(W, V.T)
+    s, Q = jnp.linalg.eigh(0.5 * (S + S.T), symmetrize_input=False)
+    scale = jnp.max(jnp.abs(s))
+    shift = 2 * jnp.maximum(-jnp.min(s), 0.0) + 1e-15 * scale
+    s = s + shift
+    # B Bᵀ has the eigenvalues of Nyström's approximation BᵀB.
+    root = jnp.where(s > 1e-14 * scale, 1 / jnp.sqrt(jnp.abs(s) + 1e-300), 0.0)
+    B = _product(root[:, None] * Q.T, W + shift * V)
+    squares, U = jnp.linalg.eigh(_product(B, B.T), symmetrize_input=False)
+    squares, U = squares[::-1], U[:, ::-1]
+    sound = active & (squares > 1e-12 * squares[0])
+    inverse = jnp.where(sound, 1 / jnp.sqrt(jnp.abs(squares) + 1e-300), 0.0)
+    vectors = _product(inverse[:, None] * U.T, B).astype(jnp.float32)
+    return vectors, jnp.where(sound, squares - shift, 0.0)
 
-    def _padded(self, rank: int) -> "Curvature":
-        more = rank - self.V.shape[0]
-        return Curvature(
-            jnp.pad(self.V, ((0, more), (0, 0))),
-            jnp.pad(self.eigenvalues, (0, more)),
-            self.active,
-        )
+
+def _product(A: Float[Array, "i j"], B: Float[Array, "j k"]) -> Float[Array, "i k"]:
+    """A B; where they are small row by row, as a loop that XLA's CPU compiler makes one
+    function of, where it would call out of its code for the whole."""
+    if A.size + B.size > SMALL_PRODUCT:
+        return A @ B
+    return jax.lax.map(lambda row: row @ B, A)
 
 
 def _filled(

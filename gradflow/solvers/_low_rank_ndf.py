@@ -214,7 +214,7 @@ class LowRankNDF(diffrax.AbstractImplicitSolver, diffrax.AbstractAdaptiveSolver)
         steps_at_h = jnp.where(jnp.abs(excess) > 1e-6, 0, state.steps_at_h)
         coefficients = _transition(state.corrected_order, k, excess)
         rows = coefficients @ state.history
-        predicted, psi = rows[ROWS + 1], rows[ROWS + 2]
+        predicted, psi = rows[ROWS], rows[ROWS + 1]
         c = h / jnp.asarray(_ALPHA)[k]
         rtol, atol = self.root_finder.rtol, self.root_finder.atol
         tolerance = atol + rtol * jnp.abs(y_start)
@@ -240,7 +240,7 @@ class LowRankNDF(diffrax.AbstractImplicitSolver, diffrax.AbstractAdaptiveSolver)
             error, k, newton.converged, steps_at_h + 1
         )
         new_state = _State(
-            # Cheaper than to concatenate them.
+            # In the prediction's place: cheaper than to concatenate them.
             history=jnp.where(_is_correction(), d[None], rows[: ROWS + 1]),
             corrected_order=k,
             order=next_order,
@@ -304,12 +304,12 @@ class LowRankNDF(diffrax.AbstractImplicitSolver, diffrax.AbstractAdaptiveSolver)
         h = t1 - t0
         _, at = flat_field(terms, t0, t1, y0, args)
         rows = _transition(state.corrected_order, state.order, h / state.h - 1)
-        predicted = rows[ROWS + 1] @ state.history
+        predicted = rows[ROWS] @ state.history
         fitted = state.curvature.fitted(h / jnp.asarray(_ALPHA)[state.order])
         followed = fitted.followed(_hessian(functools.partial(at, t1), predicted))
         # Where the prediction lies beyond what the field can bear, the eigenpairs stay:
         # no later step would come by others, as these count as new.
-        sound = jnp.all(jnp.isfinite(followed.V))
+        sound = followed.is_finite
         followed = jax.tree.map(
             lambda new, old: jnp.where(sound, new, old), followed, fitted
         )
@@ -568,11 +568,11 @@ def _conjugate_gradients(
 def _transitions() -> np.ndarray:
     """Matrices C[p] for each pair of orders, such that Σ_p excessᵖ C[p] takes the
     history to the next step: the differences ∇⁰ … ∇⁵, corrected at the last step's
-    order and rescaled to a step 1 + excess as long; a row of zeros, where the next
-    correction will be; the prediction Σ_j ∇ʲ; and ψ = Σ_j γ_j ∇ʲ / α."""
+    order and rescaled to a step 1 + excess as long; the prediction Σ_j ∇ʲ; and
+    ψ = Σ_j γ_j ∇ʲ / α."""
     n = MAX_ORDER + 1
     change = _step_change()
-    table = np.zeros((n, n, n, ROWS + 3, ROWS + 1))
+    table = np.zeros((n, n, n, ROWS + 2, ROWS + 1))
     for corrected in range(n):
         correction = _correction(corrected)
         for order in range(1, n):
@@ -586,7 +586,6 @@ def _transitions() -> np.ndarray:
                 table[corrected, order, power] = np.vstack(
                     [
                         differences,
-                        np.zeros(ROWS + 1),
                         used.sum(axis=0),
                         _GAMMA[: order + 1] @ used / _ALPHA[order],
                     ]
@@ -660,7 +659,7 @@ def _transition(
         [jnp.ones_like(excess)] + [excess**p for p in range(1, MAX_ORDER + 1)]
     )
     transition = powers @ jnp.asarray(_transitions())[corrected, order]
-    return transition.reshape(ROWS + 3, ROWS + 1)
+    return transition.reshape(ROWS + 2, ROWS + 1)
 
 
 def _sizes(
