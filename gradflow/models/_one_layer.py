@@ -1,5 +1,6 @@
 """The one-layer Transformer of *Focus and Dilution*."""
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal
@@ -79,12 +80,9 @@ class OneLayerTransformer(Model):
 
     def init(self, seed: int, scale: float) -> OneLayerParameters:
         """Independent entries of law N(0, scale²)."""
-        keys = jax.random.split(jax.random.key(seed), len(self.shapes))
+        noise = _noise(seed, tuple(self.shapes.values()))
         return OneLayerParameters(
-            **{
-                name: scale * jax.random.normal(key, shape, dtype=jnp.float64)
-                for key, (name, shape) in zip(keys, self.shapes.items(), strict=True)
-            }
+            **{k: scale * x for k, x in zip(self.shapes, noise, strict=True)}
         )
 
     def check(self, params: Any) -> None:
@@ -250,6 +248,19 @@ class OneLayerTransformer(Model):
             "width": self.width,
             "head_width": self.head_width,
         }
+
+
+@functools.partial(jax.jit, static_argnames="shapes")
+def _noise(
+    seed: int | Int[Array, ""], shapes: tuple[tuple[int, ...], ...]
+) -> list[Float[Array, "..."]]:
+    """Arrays of these shapes, with entries of law N(0, 1). Compiled as one, as an
+    ensemble starts from a thousand of them."""
+    keys = jax.random.split(jax.random.key(seed), len(shapes))
+    return [
+        jax.random.normal(key, shape, dtype=jnp.float64)
+        for key, shape in zip(keys, shapes, strict=True)
+    ]
 
 
 def _rotations(size: int) -> Float[AnyArray, "planes n n"]:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from equinox import AbstractVar
-from jaxtyping import Float, Int
+from jaxtyping import Array, Float, Int
 
 from .. import _checks
 from .._checks import Checked
@@ -57,8 +57,7 @@ class Population(AbstractPopulation):
         self, values: Float[AnyArray, "contexts k"]
     ) -> Float[AnyArray, "d k"]:
         """The mean of `values` over the contexts that end in each token."""
-        weights = jnp.asarray(self.weights)[:, None]
-        sums = jax.ops.segment_sum(weights * values, self.queries, self.vocabulary)
+        sums = self._sum_by_query(jnp.asarray(self.weights)[:, None] * values)
         # A token in which no context ends has no mean; zero rather than NaN.
         weights = self.query_weights[:, None]
         return jnp.where(weights > 0, sums / jnp.where(weights > 0, weights, 1.0), 0.0)
@@ -66,9 +65,13 @@ class Population(AbstractPopulation):
     @property
     def query_weights(self) -> Float[AnyArray, " d"]:
         """The probability that a context ends in each token."""
-        return jax.ops.segment_sum(
-            jnp.asarray(self.weights), self.queries, self.vocabulary
-        )
+        return self._sum_by_query(jnp.asarray(self.weights)[:, None])[:, 0]
+
+    def _sum_by_query(self, values: Float[Array, "contexts k"]) -> Float[Array, "d k"]:
+        """Over the contexts that end in each token: the transpose of `query_rows`."""
+        table = jax.ShapeDtypeStruct((self.vocabulary, values.shape[1]), values.dtype)
+        (sums,) = jax.linear_transpose(self.query_rows, table)(values)
+        return sums
 
 
 @storable
