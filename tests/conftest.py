@@ -12,6 +12,11 @@ os.environ["JAX_COMPILATION_CACHE_DIR"] = str(
     / f"compiled-{os.environ.get('PYTEST_XDIST_WORKER', 'alone')}"
 )
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
+# Most of the tests' time goes into compiling what then runs for milliseconds. Solves
+# have this level in any case (`gradflow._segments.compiled`).
+os.environ["XLA_FLAGS"] = (
+    f"--xla_backend_optimization_level=1 {os.environ.get('XLA_FLAGS', '')}".strip()
+)
 
 import jax
 import jaxtyping
