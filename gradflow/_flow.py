@@ -153,6 +153,13 @@ def _observe(
     )
 
 
+def ended_by(result: diffrax.RESULTS, *ways: diffrax.RESULTS) -> bool:
+    """Whether a solve that is over ended in one of these ways. On the host: to compare
+    results by `==` is an operation of JAX's, and there may be thousands of flows."""
+    (code,) = jax.tree.leaves(result)
+    return any(code == jax.tree.leaves(way)[0] for way in ways)
+
+
 def fill_rows(
     function: Callable, xs: Array, count: Int[Array, ""], batch: int
 ) -> PyTree:
@@ -256,7 +263,7 @@ class Flow(eqx.Module):
     def ended_as_wanted(self) -> bool:
         """Whether the flow reached its horizon, or its event."""
         fine = (diffrax.RESULTS.successful, diffrax.RESULTS.event_occurred)
-        return any(bool(self.result == code) for code in fine)
+        return ended_by(self.result, *fine)
 
     def at(self, t: Any) -> PyTree:
         """The parameters at time `t`; at an array of times, stacked along it.

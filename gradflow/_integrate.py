@@ -1,6 +1,5 @@
 """integrate(): a loss, a start and a horizon in, a flow out."""
 
-import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -117,8 +116,7 @@ def integrate(
     ravel = Ravel.of(params)
     choice = solvers.resolve(solver, ravel.size, is_euclidean(loss))
     if atol is None:
-        rms = math.sqrt(float(jnp.mean(ravel.ravel(params) ** 2)))
-        atol = 1e-3 * rtol * max(rms, SMALLEST_SCALE)
+        atol = float(default_atol(np.asarray(ravel.ravel(params)), rtol))
     if choice.takes_fixed_steps:
         step = _stable_step(loss, ravel, params) if step is None else step
     elif step is not None:
@@ -228,6 +226,16 @@ set_integrate_again(_integrate_again)
 #
 # Checks, before any work starts
 #
+
+
+def default_atol(
+    y0: Float[np.ndarray, "*members n"], rtol: float
+) -> Float[np.ndarray, "*members"]:
+    """What follows from the scale of the states that flows start from."""
+    # Relative to the largest entry, whose square may be no finite number.
+    largest = np.maximum(np.max(np.abs(y0), axis=-1), SMALLEST_SCALE)
+    rms = largest * np.sqrt(np.mean((y0 / largest[..., None]) ** 2, axis=-1))
+    return np.asarray(1e-3 * rtol * np.maximum(rms, SMALLEST_SCALE))
 
 
 def check_rtol(rtol: Any) -> float:

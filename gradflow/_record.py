@@ -1,6 +1,6 @@
 """What is recorded of a solve: snapshots at the saved times, dense output, balances."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -64,22 +64,38 @@ class Watch(eqx.Module):
 
     def snapshot(self, y: Float[Array, " n"]) -> Snapshot:
         """What is recorded of the state y."""
-        loss, params = self.equation.loss, self.equation.ravel.unravel(y)
         value, power = self.equation.loss_and_power(y)
-        known = getattr(loss, "observables", {}) if self.named else {}
-        functions = {name: known[name] for name in self.named} | self.functions
         drift, size = {}, {}
         for name, (then, now) in self._conserved(y).items():
             drift[name] = jnp.max(jnp.abs(jnp.sum(now, axis=0) - jnp.sum(then, axis=0)))
             size[name] = jnp.max(jnp.abs(now))
         return Snapshot(
-            params=params,
+            params=self.equation.ravel.unravel(y),
             loss=value,
             speed=jnp.sqrt(power),
-            observables={name: f(params) for name, f in functions.items()},
+            observables=self.observables(y),
             drift=drift,
             size=size,
         )
+
+    def observables(self, y: Float[Array, " n"]) -> dict[str, PyTree]:
+        params = self.equation.ravel.unravel(y)
+        return {name: f(params) for name, f in self.observed_by.items()}
+
+    @property
+    def observed_by(self) -> dict[str, Callable[[PyTree], Any]]:
+        """The functions of the parameters that are observed, by name."""
+        known = getattr(self.equation.loss, "observables", {}) if self.named else {}
+        return {name: known[name] for name in self.named} | self.functions
+
+    def only(self, names: Collection[str]) -> "Watch":
+        """The same, with no other observables."""
+        named = tuple(name for name in self.named if name in names)
+        functions = {k: f for k, f in self.functions.items() if k in names}
+        return Watch(self.equation, self.y0, named, functions)
+
+    def without(self, names: Collection[str]) -> "Watch":
+        return self.only(self.observed_by.keys() - set(names))
 
     @property
     def shape(self) -> Snapshot:

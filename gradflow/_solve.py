@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int, PyTree
 from . import _machine, _storage, solvers
 from ._checkpoint import Checkpoint
 from ._compile_clock import CompileClock, make_room_for_code
-from ._flow import Flow, FlowError, Settings, versions
+from ._flow import Flow, FlowError, Settings, ended_by, versions
 from ._progress import progress_bar
 from ._ravel import Ravel
 from ._record import Past, Recorder, Watch
@@ -182,27 +182,27 @@ def how_it_ended(
     """The result and, if it is not that the horizon was reached, why; or None if
     there is more to do."""
     t = float(state.t)
-    if result == diffrax.RESULTS.event_occurred:
+    if ended_by(result, diffrax.RESULTS.event_occurred):
         return diffrax.RESULTS.event_occurred, f"stopped at t = {t:.10g} by its event"
     if t >= t1:
         return diffrax.RESULTS.successful, ""
     if max_steps is not None and attempted >= max_steps:
         reason = f"gave up at t = {t:.10g} of {t1:g}, after `max_steps` = {max_steps:,}"
         return diffrax.RESULTS.max_steps_reached, f"{reason} steps"
-    if result == diffrax.RESULTS.dt_min_reached:
+    if ended_by(result, diffrax.RESULTS.dt_min_reached):
         reason = (
             f"could not go on from t = {t:.10g}: every step was rejected, down to one "
             f"of {float(state.dt):.0e} (is the loss finite and smooth there? "
             f"it is {float(state.loss):.6g})"
         )
         return diffrax.RESULTS.dt_min_reached, reason
-    if result == diffrax.RESULTS.internal_error:
+    if ended_by(result, diffrax.RESULTS.internal_error):
         reason = (
             f"left the finite numbers after t = {t:.10g}, where the loss was "
             f"{float(state.loss):.6g}: a shorter `step` may hold it"
         )
         return diffrax.RESULTS.internal_error, reason
-    if result != diffrax.RESULTS.max_steps_reached:
+    if not ended_by(result, diffrax.RESULTS.max_steps_reached):
         why = diffrax.RESULTS[result]
         return diffrax.RESULTS.internal_error, f"broke off at t = {t:.10g}: {why}"
     return None

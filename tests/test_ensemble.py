@@ -236,7 +236,7 @@ def test_other_solvers():
 
 def test_threads_keep_off_batches_of_matrices(problem):
     """Where jaxlib was seen to wait for ever."""
-    from gradflow._integrate_ensemble import factorises_batches
+    from gradflow._integrate_ensemble._factorisations import factorised
 
     params = problem.init()
 
@@ -246,8 +246,11 @@ def test_threads_keep_off_batches_of_matrices(problem):
     def several(p):
         return jax.jit(jax.vmap(jnp.linalg.eigvalsh))(jnp.ones((3, 2, 2)) * p.W0[0, 0])
 
-    assert not factorises_batches([one, *problem.observables.values()], params)
-    assert factorises_batches([one, several], params)
+    known = {name: factorised(f, params) for name, f in problem.observables.items()}
+    assert factorised(one, params) == known["alignment"] == {2}
+    assert known["attention"] == set()
+    assert all(axes <= {2} for axes in known.values())
+    assert factorised(several, params) == {3}
 
 
 def test_reductions(ensemble):

@@ -1,5 +1,6 @@
 import contextlib
 import io
+import math
 
 import diffrax
 import equinox as eqx
@@ -18,6 +19,7 @@ from gradflow import (
     Problem,
     _segments as segments,
 )
+from gradflow._integrate import default_atol
 from gradflow._ravel import Ravel
 
 
@@ -176,6 +178,15 @@ def test_atol_follows_the_initial_scale(reference):
     leaves = [np.ravel(x) for x in jax.tree.leaves(params)]
     rms = np.sqrt(np.mean(np.concatenate(leaves) ** 2))
     assert flow.settings.atol == pytest.approx(1e-3 * 1e-6 * rms, rel=1e-12)
+
+
+def test_atol_of_starts_whose_squares_are_no_numbers():
+    y0 = np.array([[3.0, -4.0], [3e200, -4e200], [3e-200, 4e-200], [0.0, 0.0]])
+    rms, least = math.sqrt(12.5), 1e-8
+    wanted = 1e-9 * np.array([rms, 1e200 * rms, least, least])
+    np.testing.assert_allclose(default_atol(y0, 1e-6), wanted, rtol=1e-15)
+    for start, atol in zip(y0, wanted, strict=True):
+        assert default_atol(start, 1e-6) == pytest.approx(atol, rel=1e-15)
 
 
 def test_single_precision_parameters_flow_in_double(reference):

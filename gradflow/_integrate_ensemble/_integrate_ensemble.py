@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,40 +11,40 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import jaxprs_in_params
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Float, Int, PyTree
 
-from . import _checks, solvers
-from ._certificate import EnergyAccount
-from ._checks import Checked
-from ._compile_clock import CompileClock, make_room_for_code
-from ._ensemble import Ensemble, EnsembleError
-from ._flow import Flow, Settings, fill_rows
-from ._integrate import (
-    SMALLEST_SCALE,
+from .. import _checks, solvers
+from .._checks import Checked
+from .._compile_clock import CompileClock, make_room_for_code
+from .._ensemble import Ensemble, EnsembleError
+from .._flow import Flow, Settings
+from .._integrate import (
     check_event,
     check_rtol,
     chosen_observables,
+    default_atol,
     saved_times,
 )
-from ._machine import cores
-from ._metric import is_euclidean
-from ._progress import count_bar
-from ._ravel import Ravel
-from ._record import Snapshot, Watch, balances, certificate
-from ._segments import (
+from .._machine import cores
+from .._metric import is_euclidean
+from .._progress import count_bar
+from .._ravel import Ravel
+from .._record import Snapshot, balances, certificate
+from .._segments import (
     EVALUATIONS_PER_PANEL,
     ONE_THREAD,
-    Equation,
-    State,
-    compiled,
-    plain_advance,
-    plain_balance,
-    plain_start,
     states_at_once,
 )
-from ._solve import PARAMS_MEMORY, counts, how_it_ended, thinned
-from ._types import AnyArray
+from .._solve import PARAMS_MEMORY, counts, how_it_ended, thinned
+from ._factorisations import factorised
+from ._members import member, number_of_members, one_for_each, same_kind, stacked
+from ._whole_flow import (
+    Common,
+    Members,
+    Outcome,
+    some_flows_large,
+    some_flows_small,
+)
 
 SEGMENT_MEMORY = 2**19
 """Bytes of dense output in a segment: it is used at once and stays in the cache."""
@@ -55,139 +55,6 @@ SNAPSHOTS_AT_ONCE = 16
 MEMBERS_AT_A_CALL = 8
 """That one call of compiled code integrates one after another: enough that the call is
 nothing beside them, few enough to show progress and to keep all threads busy."""
-
-
-class _Members(eqx.Module):
-    """What is each member's own, along a leading axis: on the host, or in JAX."""
-
-    varying: PyTree
-    """Of the losses, where they are not all equal."""
-    y0: Float[AnyArray, "members n"]
-    t1: Float[AnyArray, " members"]
-    atol: Float[AnyArray, " members"]
-
-
-class _Common(eqx.Module):
-    """What all members share."""
-
-    loss: PyTree
-    """The losses, without what varies."""
-    ravel: Ravel = eqx.field(static=True)
-    solver: diffrax.AbstractSolver
-    rtol: Float[Array, ""]
-    budget: Int[Array, ""]
-    times: Float[Array, " times"]
-    stored: Int[Array, " stored"]
-    """At which of them the parameters are stored."""
-    named: tuple[str, ...] = eqx.field(static=True)
-    functions: dict[str, Callable[[PyTree], Any]]
-    event: Callable[[PyTree], Any] | None
-    steps: int = eqx.field(static=True)
-    """In a segment."""
-    at_once: int = eqx.field(static=True)
-    """How many states are observed together."""
-
-    def equation(self, member: Any) -> Equation:
-        loss: Any = eqx.combine(self.loss, member.varying)
-        return Equation(loss, self.ravel, self.solver, self.rtol, member.atol)
-
-
-class _Outcome(eqx.Module):
-    """A member's flow."""
-
-    rows: Snapshot
-    """At the saved times that it reached; the parameters at the stored ones."""
-    saved: Int[Array, "*members"]
-    """How many times it reached."""
-    end: Snapshot
-    state: State
-    """Without the solver's."""
-    result: diffrax.RESULTS
-    account: EnergyAccount
-    accepted: Int[Array, "*members"]
-    rejected: Int[Array, "*members"]
-
-
-def _whole_flow(common: _Common, member: Any) -> _Outcome:
-    """One of the `_Members` from its start to its end, segment after segment."""
-    equation = common.equation(member)
-    zero = jnp.zeros((), jnp.int64)
-
-    # Where it ended, where it was at the saved times, and what fills up a batch: where
-    # nothing else is written, the start.
-    size = 1 + len(common.times)
-    states = jnp.tile(member.y0, (size + -size % common.at_once, 1))
-
-    def fill(
-        states: Float[Array, "rows n"], dense: Any, first: Array, last: Array
-    ) -> Float[Array, "rows n"]:
-        def one(i: Array, states: Array) -> Array:
-            return states.at[i + 1].set(dense.evaluate(common.times[i]))
-
-        return jax.lax.fori_loop(first, last, one, states)
-
-    def is_open(state: State, result: diffrax.RESULTS) -> Bool[Array, ""]:
-        return (
-            (state.t < member.t1)
-            & (result == diffrax.RESULTS.max_steps_reached)
-            & (state.controller_state.budget > 0)
-            & jnp.isfinite(state.loss)
-            & jnp.isfinite(state.dt)
-        )
-
-    def go_on(carry: tuple) -> tuple:
-        state, _, account, states, saved, accepted, rejected = carry
-        segment = plain_advance(equation, state, member.t1, common.steps, common.event)
-        end = segment.state
-        account = plain_balance(equation, account, segment.dense, end.t)
-        reached = jnp.searchsorted(common.times, end.t, side="right").astype(jnp.int64)
-        return (
-            end,
-            segment.result,
-            account,
-            fill(states, segment.dense, saved, reached),
-            reached,
-            accepted + segment.accepted,
-            rejected + segment.rejected,
-        )
-
-    state, _ = plain_start(equation, member.y0, member.t1, common.budget)
-    state, result, account, states, saved, accepted, rejected = jax.lax.while_loop(
-        lambda carry: is_open(carry[0], carry[1]),
-        go_on,
-        (
-            state,
-            diffrax.RESULTS.max_steps_reached,
-            EnergyAccount.open(state.loss),
-            states,
-            zero,
-            zero,
-            zero,
-        ),
-    )
-    watch = Watch(equation, member.y0, common.named, common.functions)
-    states = states.at[0].set(state.y)
-    taken = fill_rows(watch.snapshot, states, saved + 1, common.at_once)
-    end = jax.tree.map(lambda x: x[0], taken)
-    rows = jax.tree.map(lambda x: x[1:size], taken)
-    stored = jax.tree.map(lambda x: x[common.stored], rows.params)
-    rows = dataclasses.replace(rows, params=stored)
-    # The solver's own state is of use to nobody now, and large.
-    state = eqx.tree_at(lambda s: (s.solver_state, s.recent), state, (None, None))
-    return _Outcome(rows, saved, end, state, result, account, accepted, rejected)
-
-
-def _some_flows(common: _Common, members: _Members, batch: int) -> _Outcome:
-    return jax.lax.map(
-        lambda member: _whole_flow(common, member),
-        members,
-        # A batch of one would still run both branches of every condition.
-        batch_size=None if batch == 1 else batch,
-    )
-
-
-_some_flows_small = compiled(_some_flows, one_thread=True)
-_some_flows_large = compiled(_some_flows)
 
 
 def integrate_ensemble(
@@ -251,12 +118,12 @@ def integrate_ensemble(
         atol = _checks.positive_number("atol", atol, zero_allowed=True)
     if max_steps is not None:
         max_steps = _checks.whole_number("max_steps", max_steps)
-    size = _number_of_members(params_batch)
-    losses = _one_for_each(problem, size)
-    first: Any = _member(params_batch, 0)
+    size = number_of_members(params_batch)
+    losses = one_for_each(problem, size)
+    first: Any = member(params_batch, 0)
     _checks.scalar_loss(losses[0], first)
     for i, loss in enumerate(losses[1:] if len(losses) > 1 else ()):
-        _same_kind(losses[0], loss, i + 1)
+        same_kind(losses[0], loss, i + 1)
     named, functions = chosen_observables(losses[0], first, observables)
     check_event(event, first)
     ravel = Ravel.of(first)
@@ -284,17 +151,20 @@ def integrate_ensemble(
     if threads is None:
         watched = [losses[0].observables[name] for name in named]
         alone = batch > 1 or not (small and on_cpu)
-        alone = alone or factorises_batches([*watched, *functions.values()], first)
+        alone = alone or any(
+            axes > 2
+            for function in (*watched, *functions.values())
+            for axes in factorised(function, first)
+        )
         threads = 1 if alone else len(cores())
     threads = _checks.whole_number("threads", threads)
 
     make_room_for_code()
     began, compiling = time.perf_counter(), CompileClock()
-    shared, varying = _stacked(losses)
-    rms = np.sqrt(np.mean(y0**2, axis=1))
-    tolerances = 1e-3 * rtol * np.maximum(rms, SMALLEST_SCALE) if atol is None else atol
+    shared, varying = stacked(losses)
+    tolerances = default_atol(y0, rtol) if atol is None else atol
     fitting = SEGMENT_MEMORY // (8 * ravel.size)
-    common = _Common(
+    common = Common(
         loss=shared,
         ravel=ravel,
         solver=choice.solver,
@@ -310,13 +180,13 @@ def integrate_ensemble(
         if threads > 1
         else min(SNAPSHOTS_AT_ONCE, states_at_once(ravel.size)),
     )
-    members = _Members(
+    members = Members(
         varying=varying,
         y0=y0,
         t1=np.full(size, t1),
         atol=np.broadcast_to(tolerances, size),
     )
-    run = _some_flows_small if small else _some_flows_large
+    run = some_flows_small if small else some_flows_large
     outcomes = _run_all(run, common, members, threads, batch, progress)
     compile_seconds = compiling.seconds()
     seconds = time.perf_counter() - began - compile_seconds
@@ -330,7 +200,7 @@ def integrate_ensemble(
             _flow(
                 outcome,
                 loss,
-                _member(params_batch, i),
+                member(params_batch, i),
                 choice,
                 settings,
                 times,
@@ -348,65 +218,24 @@ def integrate_ensemble(
     return ensemble
 
 
-def stack(params: Checked[Sequence[PyTree]]) -> PyTree:
-    """Parameters of several members as one, with a leading axis of members."""
-    if not isinstance(params, Sequence) or isinstance(params, str) or not params:
-        raise ValueError(
-            "`params` must be a list of parameters, one for each member, got "
-            f"{params!r}."
-        )
-    trees = {jax.tree.structure(one) for one in params}
-    shapes = {tuple(np.shape(x) for x in jax.tree.leaves(one)) for one in params}
-    if len(trees) > 1 or len(shapes) > 1:
-        raise ValueError(
-            "`params` must be of one structure with arrays of the same shapes, got "
-            f"{max(len(trees), len(shapes))} kinds."
-        )
-    return jax.tree.map(lambda *x: np.stack([np.asarray(y) for y in x]), *params)
-
-
-def factorises_batches(functions: Iterable[Callable], params: PyTree) -> bool:
-    """Whether one of the functions has LAPACK work on several matrices at once."""
-
-    def in_jaxpr(jaxpr: Any) -> bool:
-        return any(
-            (
-                eqn.primitive.name in _FACTORISATIONS
-                and any(len(getattr(x.aval, "shape", ())) > 2 for x in eqn.invars)
-            )
-            or any(map(in_jaxpr, jaxprs_in_params(eqn.params)))
-            for eqn in jaxpr.eqns
-        )
-
-    return any(
-        in_jaxpr(jax.make_jaxpr(function)(params).jaxpr) for function in functions
-    )
-
-
-_FACTORISATIONS = {
-    *("cholesky", "eig", "eigh", "geqp3", "geqrf", "hessenberg", "householder_product"),
-    *("lu", "qr", "schur", "svd", "triangular_solve", "tridiagonal"),
-}
-
-
 def _run_all(
     run: Any,
-    common: _Common,
-    members: _Members,
+    common: Common,
+    members: Members,
     threads: int,
     batch: int,
     progress: bool,
-) -> _Outcome:
+) -> Outcome:
     """All members' outcomes, on the host."""
     size = len(members.t1)
     at_once = max(1, min(MEMBERS_AT_A_CALL, -(-size // threads)))
     at_once = max(batch, at_once)
 
-    def call(chunk: _Members) -> _Outcome:
+    def call(chunk: Members) -> Outcome:
         chunk = jax.tree.map(jnp.asarray, chunk)
         return jax.tree.map(np.asarray, run(common, chunk, batch))
 
-    def chunks() -> Iterator[_Members]:
+    def chunks() -> Iterator[Members]:
         for first in range(0, size, at_once):
             # The last call is filled up with members that end where they start.
             index = np.arange(first, first + at_once)
@@ -431,7 +260,7 @@ def _run_all(
 
 
 def _flow(
-    outcome: _Outcome,
+    outcome: Outcome,
     loss: Any,
     start: PyTree,
     choice: solvers.Choice,
@@ -520,70 +349,3 @@ def _stored_places(
     if save_params is None:
         return thinned(len(times), PARAMS_MEMORY // (8 * n * members))
     return np.arange(len(times) if save_params else 0)
-
-
-#
-# Members
-#
-
-
-def _number_of_members(params_batch: PyTree) -> int:
-    shapes = [np.shape(leaf) for leaf in jax.tree.leaves(params_batch)]
-    sizes = {shape[0] if shape else 0 for shape in shapes}
-    if len(sizes) != 1 or 0 in sizes:
-        raise ValueError(
-            "`params_batch` must have a leading axis of members, of one length, in "
-            f"every array (`gradflow.stack` makes it of a list), got shapes {shapes}."
-        )
-    return sizes.pop()
-
-
-def _member(params_batch: PyTree, i: int) -> PyTree:
-    return jax.tree.map(lambda leaf: np.asarray(leaf[i]), params_batch)
-
-
-def _one_for_each(problem: Any, size: int) -> list[Any]:
-    """The losses: one for all members, or one for each."""
-    if not isinstance(problem, list | tuple):
-        return [problem]
-    if len(problem) != size:
-        raise ValueError(
-            f"`problem` must be one loss, or one for each of the {size} members of "
-            f"`params_batch`, got {len(problem)}."
-        )
-    return list(problem)
-
-
-def _is_number_array(leaf: Any) -> bool:
-    return eqx.is_array(leaf) or isinstance(leaf, np.ndarray | np.generic)
-
-
-def _same_kind(first: Any, other: Any, i: int) -> None:
-    arrays, rest = eqx.partition(first, _is_number_array)
-    others, other_rest = eqx.partition(other, _is_number_array)
-    shapes, other_shapes = (
-        [(np.shape(x), np.asarray(x).dtype) for x in jax.tree.leaves(a)]
-        for a in (arrays, others)
-    )
-    if not eqx.tree_equal(rest, other_rest) or shapes != other_shapes:
-        raise ValueError(
-            "`problem` must list losses of one structure, with arrays of the same "
-            f"shapes, so that one compilation serves all, but that of member {i} is of "
-            "another than that of member 0."
-        )
-
-
-def _stacked(losses: list[Any]) -> tuple[PyTree, PyTree]:
-    """What the losses share, and what varies, stacked."""
-    arrays = [eqx.filter(loss, _is_number_array) for loss in losses]
-
-    def is_shared(*leaves: Any) -> bool:
-        return all(np.array_equal(leaves[0], leaf) for leaf in leaves[1:])
-
-    shared = jax.tree.map(is_shared, *arrays)
-    stays = eqx.partition(losses[0], _is_number_array)[1]
-    common = jax.tree.map(lambda same, x: x if same else None, shared, arrays[0])
-    varying = jax.tree.map(
-        lambda same, *x: None if same else np.stack(x), shared, *arrays
-    )
-    return eqx.combine(stays, common), varying
