@@ -152,11 +152,13 @@ class Equation(eqx.Module):
     def batch_size(self) -> int:
         return states_at_once(self.ravel.size)
 
-    @property
-    def controller(self) -> ResumableController | FixedStepController:
+    def controller(
+        self, first: Float[Array, ""] | None = None
+    ) -> ResumableController | FixedStepController:
+        """Of the lengths of steps, the first one of which may be known."""
         if self.step is not None:
             return FixedStepController(self.step)
-        return ResumableController(rtol=self.rtol, atol=self.atol)
+        return ResumableController(rtol=self.rtol, atol=self.atol, first=first)
 
 
 def states_at_once(size: int) -> int:
@@ -205,7 +207,7 @@ def plain_start(
     # The same preparations that diffeqsolve makes, so that every segment, the first
     # one too, is handed states of the same structure and one compilation serves all.
     solver: Any = equation.solver
-    controller = equation.controller.wrap(jnp.array(1))
+    controller = equation.controller().wrap(jnp.array(1))
     terms = diffrax.ODETerm(equation.vector_field)
     t0 = jnp.zeros((), jnp.float64) if t0 is None else t0
     error_order = solver.error_order(terms) if equation.step is None else None
@@ -223,12 +225,19 @@ def plain_start(
         controller_state,
         RecentPoints.first(t0, y0),
     )
-    one_step = eqx.filter_eval_shape(
-        _solve, equation, on_mesh(equation.solver), state, t1, 1, None
-    )
-    fitting = SEGMENT_MEMORY // _bytes(one_step.interpolation)
+    fitting = SEGMENT_MEMORY // _bytes_a_step(equation, state, t1)
     steps = max(SMALLEST_SEGMENT, min(LARGEST_SEGMENT, fitting))
     return strongly_typed(state), steps
+
+
+def _bytes_a_step(equation: Equation, state: State, t1: Float[Array, ""]) -> int:
+    """Of dense output."""
+    if has_mesh(equation.solver):  # known without tracing a solve, which takes a while
+        return MeshInterpolation.bytes_a_step(state.y.size)
+    one_step = eqx.filter_eval_shape(
+        _solve, equation, equation.solver, state, t1, 1, None
+    )
+    return _bytes(one_step.interpolation)
 
 
 start = compiled(plain_start)
@@ -366,12 +375,12 @@ def _solve(
         solver,
         state.t,
         t1,
-        jnp.minimum(state.dt, t1 - state.t),
+        None,
         state.y,
         saveat=diffrax.SaveAt(
             t1=True, dense=True, solver_state=True, controller_state=True
         ),
-        stepsize_controller=equation.controller,
+        stepsize_controller=equation.controller(state.dt),
         max_steps=steps,
         throw=False,
         solver_state=state.solver_state,

@@ -4,13 +4,13 @@ JAX arrays are not promoted silently, warnings are errors (pyproject.toml)."""
 import os
 from pathlib import Path
 
-# What was compiled once is not compiled again, by subprocesses neither. A directory for
-# each worker, as jax does not write these files atomically.
+# What was compiled once is not compiled again, by another worker or a subprocess neither.
+# With a bound on its size JAX locks the directory, as it does not write its files
+# atomically.
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(
-    Path(__file__).parent.parent
-    / ".pytest_cache"
-    / f"compiled-{os.environ.get('PYTEST_XDIST_WORKER', 'alone')}"
+    Path(__file__).parent.parent / ".pytest_cache" / "compiled"
 )
+os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"] = str(2**32)
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
 # Most of the tests' time goes into compiling what then runs for milliseconds. Solves
 # have this level in any case (`gradflow._segments.compiled`).
@@ -34,9 +34,6 @@ import oracles
 from gradflow._compile_clock import make_room_for_code
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
-# For subprocesses, not here, where equinox is imported already: without it JAX keeps no
-# compiled solve, as one that may raise calls back to the host.
-os.environ["EQX_ON_ERROR"] = "nan"
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -19,9 +19,9 @@ def product(point):
 
 
 def slow(point):
-    """Twenty milliseconds; the log tells who computed what."""
+    """Some milliseconds; the log tells who computed what."""
     note(os.environ["SWEEP_LOG"], os.getpid(), point["a"], point["b"])
-    time.sleep(0.02)
+    time.sleep(float(os.environ.get("SWEEP_PAUSE", "0.02")))
     return {
         "area": point["a"] * point["b"],
         "powers": [point["a"] ** k for k in (1, 2)],
@@ -84,9 +84,9 @@ def bowl(w):
     return (w**2).sum()
 
 
-def forked_sweep(grid, store, log):
+def forked_sweep(grid, store, log, pause):
     """A sweep in a process of its own, made from one that has gradflow loaded."""
     import gradflow
 
-    os.environ["SWEEP_LOG"] = log
+    os.environ |= {"SWEEP_LOG": log, "SWEEP_PAUSE": str(pause)}
     gradflow.sweep(slow, grid, store=store, workers=2, retries=20)

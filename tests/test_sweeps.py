@@ -623,8 +623,8 @@ def forking():
     return context
 
 
-def start(forking, store, grid, log):
-    arguments = (grid, str(store), str(log))
+def start(forking, store, grid, log, pause=0.02):
+    arguments = (grid, str(store), str(log), pause)
     process = forking.Process(target=sweep_tasks.forked_sweep, args=arguments)
     process.start()
     return process
@@ -657,7 +657,7 @@ def test_killed_at_random_moments(tmp_path, log, forking):
     store = tmp_path / "s"
     at_risk: set[tuple[int, int]] = set()
     earlier = 0
-    process = start(forking, store, grid, log)
+    process = start(forking, store, grid, log, pause=0.05)
     for kill in range(KILLS):
         before = len(computed(log))
         deadline = time.monotonic() + 30
@@ -680,7 +680,7 @@ def test_killed_at_random_moments(tmp_path, log, forking):
         # A point on each worker, one that waits and one that is being written.
         assert len(lost) <= WORKERS + 2
         at_risk |= lost
-        process = start(forking, store, grid, log)
+        process = start(forking, store, grid, log, pause=0.05)
     process.join(60)
     assert process.exitcode == 0
 
@@ -700,9 +700,10 @@ def test_killed_at_random_moments(tmp_path, log, forking):
 
 
 def test_ctrl_c_leaves_a_store_that_goes_on(tmp_path, log, forking):
-    # Long enough that a busy machine does not end it before it is interrupted.
     grid = {"a": list(range(20)), "b": list(range(15))}
-    process = start(forking, tmp_path / "s", grid, log)
+    # Slow enough that it has not ended before it is interrupted, though this process
+    # may stand still for seconds (to collect the garbage of a thousand tests).
+    process = start(forking, tmp_path / "s", grid, log, pause=0.2)
     while len(computed(log)) < 8:
         time.sleep(0.005)
     assert process.pid is not None

@@ -254,12 +254,16 @@ class OneLayerTransformer(Model):
 def _noise(
     seed: int | Int[Array, ""], shapes: tuple[tuple[int, ...], ...]
 ) -> list[Float[Array, "..."]]:
-    """Arrays of these shapes, with entries of law N(0, 1). Compiled as one, as an
-    ensemble starts from a thousand of them."""
+    """Arrays of these shapes, with entries of law N(0, 1), each from a key of its own.
+    Drawn as one, as long as the longest needs, since a draw takes longer to compile
+    than to make; a number depends on its key and its place, not on how many follow."""
     keys = jax.random.split(jax.random.key(seed), len(shapes))
+    sizes = [math.prod(shape) for shape in shapes]
+    draw = functools.partial(jax.random.normal, shape=max(sizes), dtype=jnp.float64)
+    rows = jax.vmap(draw)(keys)
     return [
-        jax.random.normal(key, shape, dtype=jnp.float64)
-        for key, shape in zip(keys, shapes, strict=True)
+        row[:size].reshape(shape)
+        for row, size, shape in zip(rows, sizes, shapes, strict=True)
     ]
 
 

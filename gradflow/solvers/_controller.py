@@ -39,6 +39,10 @@ class ResumableController(diffrax.AbstractAdaptiveStepSizeController):
     rtol: Any
     atol: Any
     norm: Callable[[Any], Any] = optx.rms_norm
+    first: Any = None
+    """The length of the first step, if it is not to be found out. The `dt0` that
+    diffrax takes is checked by a call back to Python, and JAX keeps no compiled code
+    on disk that has one."""
 
     @property
     def _inner(self) -> diffrax.PIDController:
@@ -58,6 +62,7 @@ class ResumableController(diffrax.AbstractAdaptiveStepSizeController):
         func: Any,
         error_order: Any,
     ) -> tuple[Any, ResumableState]:
+        dt0 = self.first if dt0 is None else dt0
         tnext, inner = self._inner.init(terms, t0, t1, y0, dt0, args, func, error_order)
         budget = jnp.asarray(NO_LIMIT, dtype=jnp.int64)
         return tnext, ResumableState(inner, tnext - t0, budget, work())

@@ -97,6 +97,11 @@ class MeshInterpolation(eqx.Module):
             jnp.ones((), jnp.int32),
         )
 
+    @staticmethod
+    def bytes_a_step(size: int) -> int:
+        """That a step of so many numbers takes: its point, time and order."""
+        return 8 * (size + 2)
+
     def extended(self, dense: diffrax.DenseInterpolation) -> "MeshInterpolation":
         """With what diffrax stored of an `on_mesh` solver, flat states: so many steps
         must fit in here as `dense` has room for."""
