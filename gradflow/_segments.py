@@ -436,33 +436,32 @@ def plain_balance(
     def at(t: Float[Array, ""]) -> tuple[Float[Array, ""], Float[Array, ""]]:
         return equation.loss_and_power(dense.evaluate(t))
 
-    def add(first: Int[Array, ""], steps: int, account: EnergyAccount) -> EnergyAccount:
-        """The panel of so many steps from the `first` on."""
-        start, stop = (
-            jnp.minimum(dense.ts[jnp.minimum(step, dense.ts_size - 1)], end)
-            for step in (first, first + steps)
-        )
-        return account.add_panel(start, stop, at, batch)
-
-    def add_split(panel: Int[Array, ""], account: EnergyAccount) -> EnergyAccount:
-        first = STEPS_PER_PANEL * panel
-        whole = add(first, STEPS_PER_PANEL, account)
-        error = whole.quadrature_error - account.quadrature_error
-        few = STEPS_PER_PANEL // SUBPANELS
-        return jax.lax.cond(
-            error > tolerance * jnp.abs(account.initial_loss),
-            lambda: jax.lax.fori_loop(
-                0,
-                SUBPANELS,
-                lambda i, account: add(first + few * i, few, account),
-                eqx.tree_at(lambda a: a.panels, account, whole.panels),
-            ),
-            lambda: whole,
-        )
-
     tolerance = jnp.maximum(PANEL_TOLERANCE * equation.rtol, LEAST_PANEL_TOLERANCE)
-    panels = -((1 - jnp.asarray(dense.ts_size)) // STEPS_PER_PANEL)
-    return jax.lax.fori_loop(0, panels, add_split, account)
+    last = dense.ts_size - 1
+    few = STEPS_PER_PANEL // SUBPANELS
+
+    def add(carry: tuple[Array, Array, EnergyAccount]) -> tuple:
+        """The next panel, or how many short ones are to take its place. Both kinds in
+        one loop: what evaluates them is compiled once."""
+        first, short, account = carry
+        ends = first + jnp.where(short > 0, few, STEPS_PER_PANEL)
+        start, stop = (
+            jnp.minimum(dense.ts[jnp.minimum(step, last)], end)
+            for step in (first, ends)
+        )
+        added = account.add_panel(start, stop, at, batch)
+        error = added.quadrature_error - account.quadrature_error
+        coarse = error > tolerance * jnp.abs(account.initial_loss)
+        split = coarse & (short == 0)
+        kept = jax.tree.map(lambda a, b: jnp.where(split, a, b), account, added)
+        kept = eqx.tree_at(lambda account: account.panels, kept, added.panels)
+        left = jnp.where(split, SUBPANELS, jnp.maximum(short - 1, 0))
+        return jnp.where(split, first, ends), left, kept
+
+    zero = jnp.zeros((), last.dtype)
+    return jax.lax.while_loop(
+        lambda carry: carry[0] < last, add, (zero, zero, account)
+    )[2]
 
 
 balance = compiled(plain_balance)

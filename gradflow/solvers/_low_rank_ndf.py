@@ -226,7 +226,7 @@ class LowRankNDF(diffrax.AbstractImplicitSolver, diffrax.AbstractAdaptiveSolver)
         slow = steady & (state.rate > SLOW) & (state.rate < 1) & (state.age >= RECENT)
         due = slow | (state.age >= self.refresh_every)
         if self.pauses:
-            newton = _solve_with_eigenpairs_at_hand(
+            newton = _solve_with_eigenpairs(
                 equation, state.curvature, state.age < RECENT, rate
             )
             curvature, renewed = state.curvature, jnp.zeros((), bool)
@@ -321,14 +321,15 @@ class LowRankNDF(diffrax.AbstractImplicitSolver, diffrax.AbstractAdaptiveSolver)
         return new, _products_of(fitted)
 
 
-def _hessian_product(field: Callable, y: Float[Array, " n"]) -> Callable:
-    """v ↦ Hv with H = -∂f/∂y at y, by a difference of f.
+def _hessian_product(
+    field: Callable, y: Float[Array, " n"], value: Float[Array, " n"]
+) -> Callable:
+    """v ↦ Hv with H = -∂f/∂y at y, by a difference of f to its `value` there.
 
     It is wrong by some 1e-8 of H, which is plenty for what approximates an inverse, and
     costs an evaluation: differentiating f, a gradient, costs two to four of them
     (n = 4,096 and 136,192), and takes longer to compile.
     """
-    value = field(y)
 
     def product(v: Float[Array, " n"]) -> Float[Array, " n"]:
         step = _displacement(y, v)
@@ -391,9 +392,10 @@ class _Implicit(eqx.Module):
         scaled = d * self.weights
         return jnp.sqrt(scaled @ scaled / d.size)
 
-    def matrix(self, d: Float[Array, " n"]) -> Callable:
-        """v ↦ (I + cH)v at predicted + d."""
-        product = _hessian_product(self.field, self.predicted + d)
+    def matrix(self, d: Float[Array, " n"], residual: Float[Array, " n"]) -> Callable:
+        """v ↦ (I + cH)v at predicted + d, where the residual is known."""
+        value = (residual + self.psi + d) / self.c
+        product = _hessian_product(self.field, self.predicted + d, value)
         return lambda v: v + self.c * product(v)
 
 
@@ -417,32 +419,6 @@ class _Newton(eqx.Module):
         )
 
 
-def _solve_with_eigenpairs_at_hand(
-    equation: _Implicit,
-    curvature: Curvature,
-    recent: Bool[Array, ""],
-    rate: Float[Array, ""],
-) -> _Newton:
-    """Newton's method with the eigenpairs at hand; where it fails though they are
-    `recent`, with conjugate gradients."""
-    inverse = curvature.inverse(equation.c)
-    newton = _newton(equation, rate, lambda _, residual: (inverse(residual), 0))
-
-    def exactly(carry: tuple[_Newton, Bool[Array, ""]]) -> tuple:
-        def solve(d: Array, residual: Array) -> tuple[Array, Array]:
-            return _conjugate_gradients(equation.matrix(d), inverse, residual)
-
-        after = _newton(equation, jnp.ones(()), solve).after(carry[0])
-        # Their rate says nothing of how fast the eigenpairs alone would converge.
-        after = eqx.tree_at(lambda newton: newton.rate, after, jnp.ones(()))
-        return after, jnp.zeros((), bool)
-
-    newton, _ = jax.lax.while_loop(
-        lambda carry: carry[1], exactly, (newton, recent & ~newton.converged)
-    )
-    return newton
-
-
 def _solve_implicit(
     equation: _Implicit,
     curvature: Curvature,
@@ -453,40 +429,68 @@ def _solve_implicit(
     with conjugate gradients. Also the eigenpairs for the next step, and whether they
     are new, as they are when `due`."""
     inverse = curvature.inverse(equation.c)
-    zero = jnp.zeros((), jnp.int32)
     newton = _newton(equation, rate, lambda _, residual: (inverse(residual), 0))
 
     def follow(carry: tuple[_Newton, Curvature, Bool[Array, ""]]) -> tuple:
         newton, curvature, _ = carry
         fitted = curvature.fitted(equation.c)
-        hessian = _hessian(equation.field, equation.predicted)
-        followed = fitted.followed(hessian)
-        inverse = followed.inverse(equation.c)
-
-        def again(carry: tuple[_Newton, Int[Array, ""]]) -> tuple:
-            before, round_ = carry
-            exactly = round_ > 0
-
-            def solve(d: Array, residual: Array) -> tuple[Array, Array]:
-                return jax.lax.cond(
-                    exactly,
-                    lambda: _conjugate_gradients(equation.matrix(d), inverse, residual),
-                    lambda: (inverse(residual), zero),
-                )
-
-            return _newton(equation, jnp.ones(()), solve).after(before), round_ + 1
-
-        first = eqx.tree_at(lambda n: n.products, newton, _products_of(fitted))
-        last, _ = jax.lax.while_loop(
-            lambda carry: ~carry[0].converged & (carry[1] < 2), again, (first, zero)
+        followed = fitted.followed(_hessian(equation.field, equation.predicted))
+        before = eqx.tree_at(lambda n: n.products, newton, _products_of(fitted))
+        last = _solve_with_eigenpairs(
+            equation, followed, jnp.ones((), bool), jnp.ones(())
         )
-        return last, followed, jnp.zeros((), bool)
+        return last.after(before), followed, jnp.zeros((), bool)
 
     renew = due | ~newton.converged
     newton, curvature, _ = jax.lax.while_loop(
         lambda carry: carry[2], follow, (newton, curvature, renew)
     )
     return newton, curvature, renew
+
+
+def _solve_with_eigenpairs(
+    equation: _Implicit,
+    curvature: Curvature,
+    recent: Bool[Array, ""],
+    rate: Float[Array, ""],
+) -> _Newton:
+    """Newton's method with these eigenpairs; where it fails though they are `recent`,
+    with conjugate gradients.
+
+    Both in one loop: each more place at which the field is evaluated is compiled by
+    itself, and this is half of what there is to compile of a step."""
+    inverse = curvature.inverse(equation.c)
+
+    def attempt(carry: tuple[_Newton, Int[Array, ""]]) -> tuple:
+        before, attempts = carry
+        exactly = attempts > 0
+
+        def solve(d: Array, residual: Array) -> tuple[Array, Array]:
+            change = inverse(residual)
+            return jax.lax.cond(
+                exactly,
+                lambda: _conjugate_gradients(
+                    equation.matrix(d, residual), inverse, residual, change
+                ),
+                lambda: (change, jnp.zeros((), jnp.int32)),
+            )
+
+        newton = _newton(equation, before.rate, solve).after(before)
+        # With conjugate gradients it says nothing of how fast the eigenpairs alone
+        # would converge; nor does it of another attempt.
+        kept = newton.converged & ~exactly
+        rate = jnp.where(kept, newton.rate, jnp.ones(()))
+        return eqx.tree_at(lambda n: n.rate, newton, rate), attempts + 1
+
+    def is_open(carry: tuple[_Newton, Int[Array, ""]]) -> Bool[Array, ""]:
+        newton, attempts = carry
+        return (attempts == 0) | (recent & ~newton.converged & (attempts == 1))
+
+    nothing = jnp.zeros(())
+    start = _Newton(
+        jnp.zeros_like(equation.psi), jnp.zeros((), bool), rate, nothing, nothing
+    )
+    return jax.lax.while_loop(is_open, attempt, (start, jnp.zeros((), jnp.int32)))[0]
 
 
 def _packed(*numbers: Any) -> Float[Array, " numbers"]:
@@ -526,10 +530,14 @@ def _newton(
 
 
 def _conjugate_gradients(
-    product: Callable, inverse: Callable, right: Float[Array, " n"]
+    product: Callable,
+    inverse: Callable,
+    right: Float[Array, " n"],
+    z: Float[Array, " n"],
 ) -> tuple[Float[Array, " n"], Int[Array, ""]]:
-    """(I + cH)⁻¹ right by preconditioned conjugate gradients, and the products it took,
-    with the value that they are differences to counted as one.
+    """(I + cH)⁻¹ right by preconditioned conjugate gradients, and the products it took.
+    The preconditioner's z = `inverse(right)` is known.
+
     I + cH is positive definite at every step length that follows an unstable direction
     accurately; where it is not, the iteration stops with what it has, which is at least
     what the preconditioner gives."""
@@ -551,7 +559,6 @@ def _conjugate_gradients(
         new = jnp.where(curvature > 0, r @ z, 0.0)
         return x, r, z + new / rz * p, new, iteration + 1
 
-    z = inverse(right)
     start = right @ z
     x, _, _, _, iterations = jax.lax.while_loop(
         proceed,
@@ -561,7 +568,7 @@ def _conjugate_gradients(
     # No iteration is made from what is not a number, or where the preconditioner is not
     # positive: that must not pass for a solution.
     sound = jnp.isfinite(start) & ((start > 0) | ~jnp.any(right))
-    return jnp.where(sound, x, jnp.nan), iterations + 1
+    return jnp.where(sound, x, jnp.nan), iterations
 
 
 @functools.cache
