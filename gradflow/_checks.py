@@ -165,9 +165,22 @@ def scalar_loss(loss: Any, params: PyTree, name: str = "loss") -> None:
     floating_parameters("params", params)
     if hasattr(loss, "check"):
         loss.check(params)
-    value = shape_of_result(loss, params)
+    value = traced_result(name, loss, params)
     if not is_scalar(value, "f"):
         raise ValueError(f"`{name}` must return a real scalar, got {value!r}.")
+
+
+def traced_result(name: str, function: Callable[[PyTree], Any], params: PyTree) -> Any:
+    """The shapes and types that a user's function returns, if JAX can trace it."""
+    try:
+        return shape_of_result(function, params)
+    except TypeError as error:  # JAX's own are of this kind
+        what = str(error).partition("\n")[0]
+        raise ValueError(
+            f"`{name}` must be a function of the parameters that JAX can trace, with "
+            f"arrays of numbers for its result, but it raised {type(error).__name__}: "
+            f"{what}"
+        ) from error
 
 
 @eqx.filter_jit

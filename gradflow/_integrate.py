@@ -291,6 +291,7 @@ def chosen_observables(
                     "`observables` must map names to functions of the parameters, got "
                     f"{name!r}: {function!r}."
                 )
+            _checks.traced_result(f"observables[{name!r}]", function, params)
         return (), dict(observables)
     if observables is None:
         if not hasattr(loss, "observables"):
@@ -324,7 +325,7 @@ def check_event(event: Any, params: PyTree) -> None:
         raise ValueError(
             f"`event` must be a function of the parameters, got {type(event).__name__}."
         )
-    value = _checks.shape_of_result(event, params)
+    value = _checks.traced_result("event", event, params)
     if not _checks.is_scalar(value, "fb"):
         raise ValueError(
             f"`event` must return a real scalar or a boolean, got {value!r}."

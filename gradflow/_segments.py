@@ -437,7 +437,7 @@ def plain_balance(
         return equation.loss_and_power(dense.evaluate(t))
 
     tolerance = jnp.maximum(PANEL_TOLERANCE * equation.rtol, LEAST_PANEL_TOLERANCE)
-    last = dense.ts_size - 1
+    last = jnp.asarray(dense.ts_size - 1)
     few = STEPS_PER_PANEL // SUBPANELS
 
     def add(carry: tuple[Array, Array, EnergyAccount]) -> tuple:

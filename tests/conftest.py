@@ -4,9 +4,9 @@ JAX arrays are not promoted silently, warnings are errors (pyproject.toml)."""
 import os
 from pathlib import Path
 
-# What was compiled once is not compiled again, by another worker or a subprocess neither.
-# With a bound on its size JAX locks the directory, as it does not write its files
-# atomically.
+# What was compiled once is not compiled again, by another worker or a subprocess
+# neither. With a bound on its size JAX locks the directory, as it must, since it does
+# not write its files atomically.
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(
     Path(__file__).parent.parent / ".pytest_cache" / "compiled"
 )

@@ -288,6 +288,24 @@ def test_a_second_call_compiles_nothing(solver):
     assert second.stats["compile_seconds"] < 0.01
 
 
+@pytest.mark.parametrize("solver", ["ndf", "tsit5", "rk4"])
+def test_compiled_solves_can_be_kept_on_disk(solver):
+    """JAX keeps none that calls back to Python."""
+    equation = segments.Equation(
+        bowl,
+        Ravel.of(jnp.ones(2)),
+        gradflow.solvers.resolve(solver).solver,
+        jnp.asarray(1e-6),
+        jnp.asarray(1e-9),
+        jnp.asarray(0.1) if solver == "rk4" else None,
+    )
+    t1 = jnp.asarray(1.0)
+    state, steps = segments.start(equation, jnp.ones(2), t1, jnp.asarray(100))
+    solve = eqx.filter_jit(segments.plain_advance)
+    lowered = solve.lower(equation, state, t1, steps, None)
+    assert "callback" not in lowered.as_text()
+
+
 def test_segments_of_one_solve_share_one_compilation(reference, monkeypatch):
     monkeypatch.setattr(segments, "LARGEST_SEGMENT", 500)
     traces = []
@@ -426,15 +444,22 @@ def test_a_real_event_is_located_on_the_dense_output():
     assert "by its event" in flow.stats["reason"]
 
 
+def bowl(x):
+    return 0.5 * jnp.sum(x**2)
+
+
+class Level(eqx.Module):
+    level: jax.Array
+
+    def __call__(self, x):
+        return 1e8 * (x[0] ** 3 + x[1] ** 2 * x[0] - 1.25 * self.level)
+
+
 @pytest.mark.parametrize("level", [0.1, 0.3, 1 / 3, 0.7, 0.9])
 def test_a_real_event_need_not_be_zero_in_rounded_numbers(level):
     """Of a large scale it passes from one side of zero to the other."""
-    flow = gradflow.integrate(
-        lambda x: 0.5 * jnp.sum(x**2),
-        jnp.array([1.0, 0.5]),
-        5.0,
-        event=lambda x: 1e8 * (x[0] ** 3 + x[1] ** 2 * x[0] - 1.25 * level),
-    )
+    event = Level(jnp.asarray(level))
+    flow = gradflow.integrate(bowl, jnp.array([1.0, 0.5]), 5.0, event=event)
     assert flow.result == diffrax.RESULTS.event_occurred
     assert flow.ts[-1] == pytest.approx(-np.log(level) / 3, rel=1e-8)
 
@@ -568,6 +593,14 @@ def test_bad_input(options, message):
         ({"event": 3}, "`event` must be a function"),
         ({"event": lambda x: jnp.log(-x[0])}, "`event` must be a number at `params`"),
         ({"event": lambda x: x}, "`event` must return a real scalar or a boolean"),
+        ({"loss": lambda x: float(x[0])}, "`loss` must be .* JAX can trace.*Concret"),
+        ({"loss": lambda x: np.sum(np.asarray(x))}, "`loss` must be .* JAX can trace"),
+        (
+            {"observables": {"y": jnp.sum, "x": lambda x: "word"}},
+            r"`observables\['x'\]` must be .* JAX can trace.*arrays of numbers",
+        ),
+        ({"observables": {"x": lambda x: int(x[0])}}, r"`observables\['x'\]` must be"),
+        ({"event": lambda x: bool(x[0] > 0)}, "`event` must be .* JAX can trace"),
     ],
 )
 def test_bad_functions(options, message):

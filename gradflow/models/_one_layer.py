@@ -259,7 +259,7 @@ def _noise(
     than to make; a number depends on its key and its place, not on how many follow."""
     keys = jax.random.split(jax.random.key(seed), len(shapes))
     sizes = [math.prod(shape) for shape in shapes]
-    draw = functools.partial(jax.random.normal, shape=max(sizes), dtype=jnp.float64)
+    draw = functools.partial(jax.random.normal, shape=(max(sizes),), dtype=jnp.float64)
     rows = jax.vmap(draw)(keys)
     return [
         row[:size].reshape(shape)
