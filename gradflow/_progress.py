@@ -41,15 +41,17 @@ def progress_bar(t1: float, shown: bool, remark: str = "") -> Iterator[Report]:
 
 @contextlib.contextmanager
 def count_bar(
-    total: int, name: str, shown: bool
+    total: int, name: str, shown: bool, remark: str = ""
 ) -> Iterator[Callable[[int, str], None]]:
     """A function to call with (how many are done, a remark), for a bar that shows the
-    rate and the time left."""
+    rate and the time left; the remark is shown before it."""
     if not shown:
         yield lambda count, remark: None
         return
     from tqdm.auto import tqdm
 
+    if remark:
+        tqdm.write(remark, file=sys.stderr)
     # The first counts take long, as workers compile: the rate is that of late.
     with tqdm(total=total, desc=name, mininterval=_pause(), smoothing=0.05) as bar:
 

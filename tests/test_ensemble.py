@@ -321,3 +321,55 @@ def test_bad_input(problem, starts):
         gradflow.stack([])
     with pytest.raises(ValueError, match="`params` must be of one structure"):
         gradflow.stack([np.zeros(2), np.zeros(3)])
+
+
+#
+# Memory
+#
+
+
+@pytest.mark.parametrize("save_params", [True, False])
+def test_memory_is_what_is_stated(save_params, monkeypatch):
+    """The compiled loop's own account of what it takes beside its results."""
+    from gradflow._integrate_ensemble import _integrate_ensemble as ensembles
+
+    def bowl(x):
+        return 0.5 * jnp.sum(x**2)
+
+    def account(run, common, members, threads, batch, progress, memory):
+        calls.append((run, common, members, batch, memory))
+        raise InterruptedError
+
+    calls = []
+    monkeypatch.setattr(ensembles, "_run_all", account)
+    with pytest.raises(InterruptedError):
+        gradflow.integrate_ensemble(
+            bowl,
+            np.ones((4, 3_000)),
+            10.0,
+            solver="tsit5",
+            observables={"some": lambda x: x[:100]},
+            save_params=save_params,
+            threads=1,
+        )
+    ((run, common, members, batch, total),) = calls
+    stated = ensembles.memory_needed(common, bowl, 4, 1)
+    assert stated["total"] == total
+    lowered = run.lower(common, jax.tree.map(jnp.asarray, members), batch)
+    taken = lowered.compile().compiled.memory_analysis()
+    working = total - stated["saved"]
+    assert 0.5 * working < taken.temp_size_in_bytes < 1.1 * working
+    results = stated["saved"] / 2
+    assert 0.9 * results < taken.output_size_in_bytes < 1.1 * results
+
+
+def test_too_much_memory_is_refused_before_the_run(monkeypatch, problem):
+    from gradflow import _machine
+    from gradflow._integrate_ensemble import _integrate_ensemble as ensembles
+
+    monkeypatch.setattr(_machine, "available_memory", lambda: 10**6)
+    monkeypatch.setattr(ensembles, "_run_all", None)  # no work is begun
+    starts = gradflow.stack([problem.init(seed=seed) for seed in range(3)])
+    wanted = r"3 flows of \d+ numbers takes about .*1 MB are available.*`save_params`"
+    with pytest.raises(ValueError, match=wanted):
+        gradflow.integrate_ensemble(problem, starts, 10.0)

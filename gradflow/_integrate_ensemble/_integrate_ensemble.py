@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int, PyTree
 
-from .. import _checks, solvers
+from .. import _checks, _machine, solvers
 from .._checks import Checked
 from .._compile_clock import CompileClock, make_room_for_code
 from .._ensemble import Ensemble, EnsembleError
@@ -25,14 +25,14 @@ from .._integrate import (
     default_atol,
     saved_times,
 )
-from .._machine import cores
 from .._metric import is_euclidean
 from .._progress import count_bar
 from .._ravel import Ravel
-from .._record import Snapshot, balances, certificate
+from .._record import Snapshot, Watch, balances, certificate
 from .._segments import (
     EVALUATIONS_PER_PANEL,
     ONE_THREAD,
+    Equation,
     states_at_once,
 )
 from .._solve import PARAMS_MEMORY, counts, how_it_ended, thinned
@@ -94,7 +94,8 @@ def integrate_ensemble(
     - `t1`, `ts`, `solver`, `rtol`, `observables`, `event`, `max_steps`: as for
         `integrate`; solvers with steps of one length are not for ensembles.
     - `atol`: as for `integrate`; by default each member has its own.
-    - `progress`: whether to show a bar, with the rate and the time left.
+    - `progress`: whether to show a bar, with the rate and the time left, and before it
+        what memory the ensemble takes. More than there is is refused in any case.
     - `throw`: whether an `EnsembleError` is raised if members could not go on; it holds
         the ensemble, with the other members and what was computed of these.
     - `save_params`: whether the parameters are stored at every saved time. By default
@@ -156,7 +157,7 @@ def integrate_ensemble(
             for function in (*watched, *functions.values())
             for axes in factorised(function, first)
         )
-        threads = 1 if alone else len(cores())
+        threads = 1 if alone else len(_machine.cores())
     threads = _checks.whole_number("threads", threads)
 
     make_room_for_code()
@@ -186,8 +187,10 @@ def integrate_ensemble(
         t1=np.full(size, t1),
         atol=np.broadcast_to(tolerances, size),
     )
+    memory = memory_needed(common, losses[0], size, min(threads, size) * batch)
+    _refuse_too_much(memory, ravel.size, size)
     run = some_flows_small if small else some_flows_large
-    outcomes = _run_all(run, common, members, threads, batch, progress)
+    outcomes = _run_all(run, common, members, threads, batch, progress, memory["total"])
     compile_seconds = compiling.seconds()
     seconds = time.perf_counter() - began - compile_seconds
 
@@ -225,9 +228,11 @@ def _run_all(
     threads: int,
     batch: int,
     progress: bool,
+    memory: int,
 ) -> Outcome:
     """All members' outcomes, on the host."""
-    size = len(members.t1)
+    size, numbers = members.y0.shape
+    stated = f"{size:,} × {numbers:,} numbers, at most {_machine.readable(memory)}"
     at_once = max(1, min(MEMBERS_AT_A_CALL, -(-size // threads)))
     at_once = max(batch, at_once)
 
@@ -244,7 +249,7 @@ def _run_all(
             yield eqx.tree_at(lambda m: m.t1, chunk, ends)
 
     with (
-        count_bar(size, "flows", progress) as report,
+        count_bar(size, "flows", progress, stated) as report,
         ThreadPoolExecutor(threads) as pool,
     ):
         if threads > 1:
@@ -329,6 +334,45 @@ def _flow(
         solver=choice.solver,
         stored_ts=stored_ts if len(stored_ts) < len(ts) else None,
     )
+
+
+def memory_needed(common: Common, loss: Any, members: int, under_way: int) -> dict:
+    """Bytes, about, of an ensemble: for the members under way their solver, a segment's
+    dense output, and the states at all saved times with what is observed of them; of
+    all members what is kept, and joined."""
+    size = common.ravel.size
+    state = 8 * size
+    on_mesh = solvers.has_mesh(common.solver) and common.event is None
+    equation = Equation(loss, common.ravel, common.solver, common.rtol, common.rtol)
+    watch = Watch(equation, jnp.zeros(size), common.named, common.functions)
+    row = watch.shape
+    params = sum(
+        leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(row.params)
+    )
+    observed = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(row))
+    observed -= params
+    rows = 1 + len(common.times)
+    parts = {
+        "solver": under_way * solvers.memory(common.solver, size),
+        "segments": under_way * common.steps * state * (1 if on_mesh else 8),
+        "states": under_way * rows * (state + params + observed),
+        "saved": 2 * members * (rows * observed + (1 + len(common.stored)) * params),
+    }
+    return {**parts, "total": sum(parts.values())}
+
+
+def _refuse_too_much(memory: dict[str, int], size: int, members: int) -> None:
+    available = _machine.available_memory()
+    if memory["total"] > available:
+        working = _machine.readable(memory["total"] - memory["saved"])
+        raise ValueError(
+            f"an ensemble of {members:,} flows of {size:,} numbers takes about "
+            f"{_machine.readable(memory['total'])}, and {_machine.readable(available)} "
+            f"are available: {working} for the members under way (`threads`, `batch`, "
+            f"`ts`) and {_machine.readable(memory['saved'])} for what is saved (at "
+            "`ts`: `observables`, and as `save_params` says the parameters). A "
+            "`gradflow.sweep` over smaller ensembles keeps its results on disk."
+        )
 
 
 def _append(rows: Any, row: Any) -> np.ndarray:

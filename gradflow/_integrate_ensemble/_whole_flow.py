@@ -70,7 +70,7 @@ class Outcome(eqx.Module):
     """How many times it reached."""
     end: Snapshot
     state: State
-    """Without the solver's."""
+    """Without what is large: y, and what the solver keeps."""
     result: diffrax.RESULTS
     account: EnergyAccount
     accepted: Int[Array, "*members"]
@@ -140,8 +140,10 @@ def _whole_flow(common: Common, member: Any) -> Outcome:
     rows = jax.tree.map(lambda x: x[1:size], taken)
     stored = jax.tree.map(lambda x: x[common.stored], rows.params)
     rows = dataclasses.replace(rows, params=stored)
-    # The solver's own state is of use to nobody now, and large.
-    state = eqx.tree_at(lambda s: (s.solver_state, s.recent), state, (None, None))
+    # `end` has the parameters, and the solver's own state is of use to nobody now.
+    state = eqx.tree_at(
+        lambda s: (s.y, s.solver_state, s.recent), state, (None, None, None)
+    )
     return Outcome(rows, saved, end, state, result, account, accepted, rejected)
 
 
