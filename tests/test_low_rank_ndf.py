@@ -59,6 +59,38 @@ def test_a_stiff_saddle_is_integrated_to_tolerance(rtol, rank):
     assert flow.stats["num_accepted_steps"] < 15_000
 
 
+@pytest.mark.parametrize("in_segments", [True, False])
+def test_conjugate_gradients_where_more_is_stiff_than_is_followed(in_segments):
+    """Sixty stiff directions beside four eigenpairs: without them Newton's method fails
+    at every step that stability would not keep as short, and there are 20 × as many."""
+    rates = np.concatenate([np.linspace(1e3, 3e3, 60), np.linspace(0.01, 1.0, 20)])
+    Q, _ = np.linalg.qr(np.random.default_rng(0).normal(size=(80, 80)))
+    start = Q.T @ np.ones(80)
+
+    def loss(x):
+        return 0.5 * jnp.sum(rates * (Q @ x) ** 2)
+
+    solver = LowRankNDF(rank=4, counts_work=in_segments)
+    if in_segments:
+        flow = gradflow.integrate(loss, start, 30.0, solver=solver, rtol=1e-6)
+        assert flow.stats["num_newton_failures"] == 0
+        end, steps = flow.final, flow.stats["num_accepted_steps"]
+    else:
+        solution = diffrax.diffeqsolve(
+            diffrax.ODETerm(lambda t, x, args: -jax.grad(loss)(x)),
+            solver,
+            0.0,
+            30.0,
+            None,
+            jnp.asarray(start),
+            stepsize_controller=diffrax.PIDController(rtol=1e-6, atol=1e-9),
+            max_steps=20_000,
+        )
+        end, steps = solution.ys[-1], int(solution.stats["num_accepted_steps"])
+    assert steps < 1_000
+    np.testing.assert_allclose(Q @ np.asarray(end), np.exp(-30 * rates), atol=1e-6)
+
+
 def test_error_falls_with_the_tolerance():
     """A method of order five: ten times less error for each digit of the tolerance."""
     loss, start, exact = stiff_saddle()
