@@ -153,16 +153,18 @@ def parameters_of(kind: type, shapes: dict[str, tuple[int, ...]], params: Any) -
             raise ValueError(f"`params.{name}` must have shape {shape}, got {found}.")
 
 
-def scalar_loss(loss: Any, params: PyTree, name: str = "loss") -> None:
+def scalar_loss(
+    loss: Any, params: PyTree, name: str = "loss", of: str = "params"
+) -> None:
     """Refuse a loss that is no real function of `params`, and `params` that no flow
-    can move."""
+    can move; `name` and `of` are what the user knows them as."""
     if not callable(loss):
         raise ValueError(
             f"`{name}` must be a callable on parameters, got {type(loss).__name__}."
         )
     if isinstance(loss, type):
         raise ValueError(f"`{name}` must be an object, got the class {loss.__name__}.")
-    floating_parameters("params", params)
+    floating_parameters(of, params)
     if hasattr(loss, "check"):
         loss.check(params)
     value = traced_result(name, loss, params)

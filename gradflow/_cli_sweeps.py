@@ -4,6 +4,7 @@ Everything that is wrong is a ValueError, in a sentence.
 """
 
 import importlib
+import inspect
 import sys
 import tomllib
 from collections.abc import Callable, Mapping
@@ -187,8 +188,16 @@ def _called(name: str, table: dict[str, Any], known: Mapping[str, Callable]) -> 
     if len(table) != 1 or next(iter(table)) not in known:
         raise ValueError(f"`{name}` must be a list or one of {kinds}, got {table!r}.")
     ((kind, arguments),) = table.items()
+    function = known[kind]
     try:
-        return known[kind](*arguments)
+        inspect.signature(function).bind(*arguments)
+    except TypeError as error:
+        names = ", ".join(map(str, inspect.signature(function).parameters.values()))
+        raise ValueError(
+            f"`{name}` must be {{ {kind} = [{names}] }}, got {arguments!r}."
+        ) from error
+    try:
+        return function(*arguments)
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"`{name}` must have other arguments than {arguments!r}: {error}."
@@ -212,8 +221,9 @@ def _task(path: Path, text: Any) -> Callable:
         found: Any = importlib.import_module(module)
         for part in name.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"`task` in '{path}' cannot be imported: {error}.") from error
+    except Exception as error:  # whatever it does when it is imported
+        what = f"{type(error).__name__}: {error}"
+        raise ValueError(f"`task` in '{path}' cannot be imported: {what}.") from error
     return found
 
 
@@ -226,7 +236,8 @@ def status(path: Path, *, check: bool, traceback: bool) -> tuple[str, bool]:
     """What is in a store, in words, and whether all of it is sound and there."""
     store = Store.at(path)
     grid = store.grid()
-    wanted = {store.key(point) for point in grid.points()}
+    # Not all of `grid`: a product of several grids has corners that nobody asked for.
+    wanted = {store.key(point) for asked in store.grids() for point in asked.points()}
     there = store.present().keys()
     failures = store.failures()
     done = len(wanted & there)

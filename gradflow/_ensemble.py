@@ -103,9 +103,9 @@ class Ensemble:
         each = [
             jax.tree.map(
                 lambda x, flow=flow: row(flow, x),
-                flow.observables[name]
-                if name in flow.observables
-                else getattr(flow, name),
+                getattr(flow, name)
+                if name in ("loss", "speed")
+                else flow.observables[name],
             )
             for flow in self.flows
         ]
@@ -155,23 +155,32 @@ class Ensemble:
 
     def __str__(self) -> str:
         stats = [flow.stats for flow in self.flows]
-        steps = [s["num_accepted_steps"] + s["num_rejected_steps"] for s in stats]
-        end = np.array([flow.loss[-1] for flow in self.flows])
-        certificates = [flow.certificate for flow in self.flows]
+        lines = [
+            f"Ensemble of {len(self)} flows to t = {self.ts[-1]:g}"
+            + (f" ({len(self.failed)} failed, left out below)" if self.failed else ""),
+            f"time             {sum(s['run_seconds'] for s in stats):.2f} s, and "
+            f"{sum(s['compile_seconds'] for s in stats):.2f} s to compile",
+        ]
+        ended = [flow for flow in self.flows if flow.ended_as_wanted]
+        if not ended:
+            return "\n".join(lines)
+        steps = [
+            flow.stats["num_accepted_steps"] + flow.stats["num_rejected_steps"]
+            for flow in ended
+        ]
+        certificates = [flow.certificate for flow in ended]
         imbalance = max(c.energy_imbalance for c in certificates)
+        released = min(c.energy_released for c in certificates)
         drift = {
             name: max(c.drift[name] for c in certificates)
             for name in certificates[0].drift
         }
-        low, middle, high = np.quantile(end, [0.05, 0.5, 0.95])
-        lines = [
-            f"Ensemble of {len(self)} flows to t = {self.ts[-1]:g}"
-            + (f" ({len(self.failed)} failed)" if self.failed else ""),
+        low, middle, high = np.quantile([f.loss[-1] for f in ended], [0.05, 0.5, 0.95])
+        lines += [
             f"loss             → {middle:.6f} ({low:.6f} … {high:.6f})",
             f"work             {min(steps):,} … {max(steps):,} steps",
-            f"time             {sum(s['run_seconds'] for s in stats):.2f} s, and "
-            f"{sum(s['compile_seconds'] for s in stats):.2f} s to compile",
-            f"energy balance   ≤ {imbalance:.1e} in all",
+            f"energy balance   |L(0) - L(t) - ∫‖∇L‖²| ≤ {imbalance:.1e} in all, of "
+            f"{released:.4g} or more",
         ]
         if drift:
             worst = ", ".join(f"{k} {v:.1e}" for k, v in drift.items())

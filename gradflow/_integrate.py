@@ -25,6 +25,8 @@ SMALLEST_SCALE = 1e-8
 SMALLEST_RTOL = 1e-14
 DEFAULT_TIMES = 200
 POWER_ITERATIONS = 60
+OWN_NAMES = ("ts", "loss", "speed")
+"""Of what a flow has beside its observables."""
 LARGEST_DEFAULT_OBSERVABLE = 2**16
 """Numbers in an observable at one time, above which it must be asked for by name."""
 
@@ -291,7 +293,7 @@ def chosen_observables(
                     "`observables` must map names to functions of the parameters, got "
                     f"{name!r}: {function!r}."
                 )
-            _checks.traced_result(f"observables[{name!r}]", function, params)
+            _check_observable(name, function, params)
         return (), dict(observables)
     if observables is None:
         if not hasattr(loss, "observables"):
@@ -316,6 +318,20 @@ def chosen_observables(
                 f"({', '.join(known) or 'it has none'}), got {name!r}."
             )
     return names, {}
+
+
+def _check_observable(name: str, function: Callable, params: PyTree) -> None:
+    if name in OWN_NAMES:
+        raise ValueError(
+            f"`observables` must have other names than {', '.join(OWN_NAMES)}, which "
+            f"every flow has, got {name!r}."
+        )
+    value = _checks.traced_result(f"observables[{name!r}]", function, params)
+    leaves = jax.tree.leaves(value)
+    if not leaves or any(leaf.dtype.kind not in "fiub" for leaf in leaves):
+        raise ValueError(
+            f"`observables[{name!r}]` must return real numbers, got {value!r}."
+        )
 
 
 def check_event(event: Any, params: PyTree) -> None:

@@ -268,9 +268,10 @@ def certificate(account: EnergyAccount, snapshots: Snapshot) -> Certificate:
     """What the laws of an exact flow say of this one."""
     with np.errstate(invalid="ignore"):  # a loss that overflowed has no rise
         rises = np.diff(snapshots.loss)
+    begun = np.isfinite(account.initial_loss)
     return Certificate(
         drift=relative_drift(snapshots),
-        energy_imbalance=float(account.imbalance),
+        energy_imbalance=float(account.imbalance) if begun else float("nan"),
         energy_released=float(account.initial_loss) - float(snapshots.loss[-1]),
         quadrature_error=float(account.quadrature_error),
         largest_rise=float(rises.max(initial=0.0)),

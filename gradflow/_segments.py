@@ -391,7 +391,7 @@ def _solve(
 
 def _stopping_event(equation: Equation, condition: Callable) -> diffrax.Event:
     def cond_fn(t: Any, y: Any, args: Any, **_: Any) -> Any:
-        return condition(equation.ravel.unravel(y))
+        return jnp.asarray(condition(equation.ravel.unravel(y)))
 
     # A real event is located to rounding: it is worth no less accuracy than the flow it
     # is found on. A boolean one has no root between two steps.

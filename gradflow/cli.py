@@ -499,8 +499,10 @@ def _add_sweeps(commands: Any) -> None:
         help="compute a task at every point of a grid",
         description="Compute what a TOML file describes: `store`, a folder; `task`, as "
         "module:function or file.py:function, or else `[run]`, options of `gradflow "
-        "run`; and `[grid]`, `[[points]]` or `[draws]`. What is in the store already "
-        "is not computed again.",
+        "run`; and `[grid]`, with axes such as [1, 2], { range = [0, 5] }, { linear = "
+        "[0, 1, 11] } or { logarithmic = [1e-4, 1, 9] }; or `[[points]]`; or "
+        "`[draws]`, with `count`, `seed` and `laws`, such as { a = { log_uniform = "
+        "[1e-3, 1] } }. What is in the store already is not computed again.",
         allow_abbrev=False,
     )
     sweep.set_defaults(command=_sweep)

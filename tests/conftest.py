@@ -2,6 +2,7 @@
 JAX arrays are not promoted silently, warnings are errors (pyproject.toml)."""
 
 import os
+import sys
 from pathlib import Path
 
 # What was compiled once is not compiled again, by another worker or a subprocess
@@ -40,6 +41,13 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 def room_for_code():
     """Hundreds of compilations would crash a worker."""
     make_room_for_code()
+
+
+@pytest.fixture(autouse=True)
+def no_figure_stays_open():
+    yield
+    if "matplotlib.pyplot" in sys.modules:
+        sys.modules["matplotlib.pyplot"].close("all")
 
 
 @pytest.fixture(scope="session")

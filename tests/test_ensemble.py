@@ -288,6 +288,42 @@ def test_bands(ensemble):
         plotting.plot_band(ensemble, "singular_values_W0", component=3)
 
 
+def test_bands_tell_who_is_left():
+    """Of four flows ẋ = -x one fails where it starts, and one ends at an event."""
+
+    def loss(x):
+        return 0.5 * jnp.sum(x**2) + 0 * jnp.sum(jnp.sqrt(x))
+
+    ensemble = gradflow.integrate_ensemble(
+        loss,
+        np.array([[1.0], [2.0], [4.0], [-1.0]]),
+        1.0,
+        solver="tsit5",
+        event=lambda x: x[0] - 1.2,
+        observables={"x": lambda x: x[0]},
+        throw=False,
+    )
+    assert list(ensemble.failed) == [3]
+    assert np.isnan(ensemble[3].certificate.energy_imbalance)
+    printed = str(ensemble)
+    assert "(1 failed, left out below)" in printed
+    assert "nan" not in printed
+    ax = plotting.plot_band(ensemble, "x", label="x")
+    whole, rest = ax.get_lines()
+    ends = np.log(2 / 1.2)  # of the second; the first starts below the event's zero
+    assert whole.get_xdata()[-1] <= ends < rest.get_xdata()[1]
+    expected = 2 * np.exp(-whole.get_xdata())
+    np.testing.assert_allclose(whole.get_ydata(), expected, rtol=1e-6)
+    expected = 2.5 * np.exp(-rest.get_xdata()[1:])
+    np.testing.assert_allclose(rest.get_ydata()[1:], expected, rtol=1e-6)
+    assert "Median of 3 flows" in ax.get_title(loc="left")
+    assert "dashed: of those not ended; 1 failed" in ax.get_title(loc="left")
+    with pytest.raises(ValueError, match="`ensemble` must be an Ensemble, got Flow"):
+        plotting.plot_band(ensemble[0])
+    with pytest.raises(ValueError, match="`flow` must be a Flow, got Ensemble"):
+        plotting.plot_loss(ensemble)
+
+
 def test_bad_input(problem, starts):
     batch = gradflow.stack(starts)
 

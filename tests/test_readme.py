@@ -1,6 +1,7 @@
 """What the README shows is what runs."""
 
 import re
+import sys
 from pathlib import Path
 
 import diffrax
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 import gradflow
+from gradflow.sweeps._grid import as_grid
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -101,6 +103,22 @@ def test_the_tour_runs(index, tmp_path, monkeypatch):
     # The same walk on a shorter horizon: to t = 10⁴ is the demo's business.
     code = blocks("python")[index].replace("1e4", "150.0").replace("- 0.6)", "- 0.72)")
     exec(compile(code, "README.md", "exec"), given)
+
+
+def test_the_configuration_of_a_sweep_is_one(tmp_path, monkeypatch):
+    from gradflow._cli_sweeps import read_config
+
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "tasks.py").write_text("def rate(point): pass")
+    (text,) = blocks("toml")
+    grid, rest = text[: text.index("# [draws]")], text[text.index("# [draws]") :]
+    options, _ = grid.split("[grid]")
+    for config, count in ((grid, 18), (options + rest.replace("# ", ""), 100)):
+        path = tmp_path / "sweep.toml"
+        path.write_text(config)
+        job = read_config(path, {})
+        assert job.task.__name__ == "rate"
+        assert len(as_grid(job.grid)) == count
 
 
 def test_the_commands_exist():

@@ -270,10 +270,56 @@ def test_flows(flows, flow):
     np.testing.assert_array_equal(dataset.twice.sel(loss=1), flow.observables["twice"])
     assert dataset.twice.dims == ("loss", "time", "twice_0")
     assert bool(dataset.successful.all())
+    assert dataset.rtol.values.tolist() == [flow.settings.rtol] * 2
+    imbalance = float(dataset.energy_imbalance.sel(loss=1))
+    assert imbalance == flow.certificate.energy_imbalance
     loaded = sweeps.load_result(flows.path, {"loss": 1})
     assert isinstance(loaded, gradflow.Flow)
     assert str(loaded.certificate) == str(flow.certificate)
     np.testing.assert_array_equal(loaded.params, flow.params)
+
+
+def stored_store(path, grid, result):
+    """A store with the same result at all points."""
+    grid = sweeps._grid.as_grid(grid)
+    store = Store.for_sweep(path, "made", 1, grid)
+    store.create(grid)
+    for point in grid.points():
+        store.write(point, _result.encode(result, store.label(point)))
+    return store
+
+
+def test_results_with_names_that_are_taken(tmp_path, flow):
+    values = {"v": np.arange(3.0), "computed": 2.0}
+    dataset = open_store(stored_store(tmp_path / "a", {"v_0": [1, 2]}, values).path)
+    assert dataset.v.dims == ("v_0", "result.v_0")
+    np.testing.assert_array_equal(dataset.v, [values["v"]] * 2)
+    assert dataset.computed.values.tolist() == [True, True]
+    assert dataset["result.computed"].values.tolist() == [2.0, 2.0]
+
+    dataset = open_store(stored_store(tmp_path / "b", {"time": [1.0, 2.0]}, flow).path)
+    assert dataset["loss"].dims == ("time", "result.time")
+    np.testing.assert_array_equal(dataset["loss"].sel(time=2.0), flow.loss)
+
+    content = flow.contents()
+    named = gradflow.Flow.from_contents(
+        {**content, "observables": {"final_loss": content["observables"]["norm"]}}
+    )
+    dataset = open_store(stored_store(tmp_path / "c", {"a": [1]}, named).path)
+    assert dataset.final_loss.values.tolist() == [flow.loss[-1]]
+    norm = dataset["observables.final_loss"].sel(a=1)
+    np.testing.assert_array_equal(norm, flow.observables["norm"])
+
+    with pytest.raises(ValueError, match="must name no coordinate 'computed'"):
+        sweeps._grid.as_grid({"computed": [1]})
+
+
+def test_two_grids_that_make_no_product_are_done_when_both_are(tmp_path, capsys):
+    path = tmp_path / "s"
+    for at in (1, 2):
+        stored_store(path, {"a": [at], "b": [at]}, {"x": 1.0})
+    assert cli.main(["status", str(path)]) == 0
+    assert "results          2 of 2 (100%)" in capsys.readouterr().out
 
 
 def test_a_flow_is_computed_and_stored_by_a_worker(tmp_path):
@@ -284,6 +330,12 @@ def test_a_flow_is_computed_and_stored_by_a_worker(tmp_path):
     loaded = sweeps.load_result(tmp_path / "s", {"a": 2})
     assert isinstance(loaded, gradflow.Flow)
     np.testing.assert_allclose(loaded.params[-1], 2 * np.exp([-2.0] * 2), rtol=1e-6)
+    # Its loss is the user's own, and is given again.
+    with pytest.raises(ValueError, match="needs the loss"):
+        loaded.at(0.3)
+    again = sweeps.load_result(tmp_path / "s", {"a": 2}, sweep_tasks.bowl)
+    assert isinstance(again, gradflow.Flow)
+    np.testing.assert_allclose(again.at(0.3), 2 * np.exp([-0.6] * 2), rtol=1e-6)
 
 
 def test_export_to_netcdf(tmp_path, flows):
@@ -599,8 +651,10 @@ def test_foreign_stores_are_refused(tmp_path, workers):
     refused("version 2, written by a newer gradflow", version=3)
     with pytest.raises(StoreError, match="written by a newer gradflow"):
         open_store(store)
-    (store / "store.json").write_text("{")
-    refused("store.json' is damaged")
+    del description["task"]
+    for text in ("{", json.dumps(description)):
+        (store / "store.json").write_text(text)
+        refused("store.json' is damaged")
     (store / "store.json").unlink()
     refused("`store` must be a store or a new folder, got .* holds other files")
     store = tmp_path / "file"
@@ -916,6 +970,10 @@ def test_sweep_and_status(tmp_path, capsys, monkeypatch):
             "`grid.seed` must be a list or one",
         ),
         ("store = 's'\n[grid]\nseed = { range = [] }", "`grid.seed` must have other"),
+        (
+            "store = 's'\n[grid]\nseed = { linear = [0, 1] }",
+            r"`grid.seed` must be \{ linear = \[first, last, count\] \}, got \[0, 1\]",
+        ),
         ("store = 's'\n[grid]\na = [1]", "a sweep of runs varies one of"),
         ("store = 's'\n[grid]\nwidth = [0]", "`width` must be a whole number"),
         ("store = 's'\ntask = 'x'\n[grid]\na = [1]", "must be module:function or"),

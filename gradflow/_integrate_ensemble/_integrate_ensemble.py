@@ -122,7 +122,7 @@ def integrate_ensemble(
     size = number_of_members(params_batch)
     losses = one_for_each(problem, size)
     first: Any = member(params_batch, 0)
-    _checks.scalar_loss(losses[0], first)
+    _checks.scalar_loss(losses[0], first, "problem", "params_batch")
     for i, loss in enumerate(losses[1:] if len(losses) > 1 else ()):
         same_kind(losses[0], loss, i + 1)
     named, functions = chosen_observables(losses[0], first, observables)

@@ -18,13 +18,13 @@ def stack(params: Checked[Sequence[PyTree]]) -> PyTree:
             "`params` must be a list of parameters, one for each member, got "
             f"{params!r}."
         )
-    trees = {jax.tree.structure(one) for one in params}
-    shapes = {tuple(np.shape(x) for x in jax.tree.leaves(one)) for one in params}
-    if len(trees) > 1 or len(shapes) > 1:
-        raise ValueError(
-            "`params` must be of one structure with arrays of the same shapes, got "
-            f"{max(len(trees), len(shapes))} kinds."
-        )
+    kinds = [jax.tree.map(np.shape, one) for one in params]
+    for i, kind in enumerate(kinds):
+        if kind != kinds[0]:
+            raise ValueError(
+                "`params` must be of one structure with arrays of the same shapes, but "
+                f"params[{i}] has {kind}, and params[0] {kinds[0]}."
+            )
     return jax.tree.map(lambda *x: np.stack([np.asarray(y) for y in x]), *params)
 
 
@@ -70,7 +70,8 @@ def same_kind(first: Any, other: Any, i: int) -> None:
         raise ValueError(
             "`problem` must list losses of one structure, with arrays of the same "
             f"shapes, so that one compilation serves all, but that of member {i} is of "
-            "another than that of member 0."
+            "another than that of member 0. (Each function is of its own: what varies "
+            "goes into arrays of a `jax.tree_util.Partial` or an `equinox.Module`.)"
         )
 
 

@@ -52,6 +52,8 @@ class NotebookFigure(Figure):
 
 def shown_times(flow: Flow) -> Int[np.ndarray, " shown"]:
     """The indices of the times that a logarithmic axis can show: all but zero."""
+    if not isinstance(flow, Flow):
+        raise ValueError(f"`flow` must be a Flow, got {type(flow).__name__}.")
     shown = np.flatnonzero(flow.ts > 0)
     if len(shown) < 2:
         raise ValueError(

@@ -1,7 +1,5 @@
 """An ensemble as bands about its median."""
 
-from typing import Any
-
 import jax
 import numpy as np
 from matplotlib.axes import Axes
@@ -23,11 +21,16 @@ def plot_band(
     label: str | None = None,
 ) -> Axes:
     """The median over an ensemble's members, with the bands that hold the middle half
-    and nine tenths of them, over logarithmic time.
+    and nine tenths of them, over logarithmic time. Members that failed are left out;
+    where others have ended, by an event, the median of the rest is dashed.
 
     `name` is `loss`, `speed` or an observable; of one that is an array, `component` is
-    the index of the number that is shown.
+    the index of the number that is shown, which the axis names unless `label` does.
     """
+    if not isinstance(ensemble, Ensemble):
+        raise ValueError(
+            f"`ensemble` must be an Ensemble, got {type(ensemble).__name__}."
+        )
     values = ensemble.values(name)
     chosen = component if isinstance(component, tuple) else (component,)
     shapes = [np.shape(x)[2:] for x in jax.tree.leaves(values)]
@@ -43,24 +46,33 @@ def plot_band(
             f"{component!r}."
         )
 
-    def quantile(q: float) -> Any:
-        reduced = jax.tree.leaves(ensemble.quantiles(q, name))[0]
-        return reduced[(..., *chosen)][shown]
-
-    shown = np.flatnonzero(ensemble.ts > 0)
-    if len(shown) < 2:
+    kept = [i for i in range(len(ensemble)) if i not in ensemble.failed]
+    numbers = jax.tree.leaves(values)[0][(slice(None), slice(None), *chosen)][kept]
+    shown = (ensemble.ts > 0) & ~np.all(np.isnan(numbers), axis=0)
+    if np.sum(shown) < 2:
         raise ValueError(
-            "a figure over logarithmic time needs at least two saved times after 0, "
-            f"but this ensemble has {len(shown)}."
+            "a figure over logarithmic time needs at least two saved times after 0 at "
+            f"which a member that did not fail was seen, but this ensemble has "
+            f"{np.sum(shown)}."
         )
-    ts = ensemble.ts[shown]
+    ts, numbers = ensemble.ts[shown], numbers[:, shown]
     ax = axes_or_new(ax)
     for share, dark in BANDS.items():
-        low, high = quantile(0.5 - share / 2), quantile(0.5 + share / 2)
+        low, high = np.nanquantile(numbers, [0.5 - share / 2, 0.5 + share / 2], axis=0)
         ax.fill_between(ts, low, high, color=colour, alpha=dark, linewidth=0)
-    ax.plot(ts, quantile(0.5), color=colour, linewidth=2, label=label)
+    median = np.nanmedian(numbers, axis=0)
+    # Members go out one by one, so that those of whom all are there come first.
+    whole = int(np.sum(~np.any(np.isnan(numbers), axis=0)))
+    ax.plot(ts[:whole], median[:whole], color=colour, linewidth=2, label=label)
+    title = f"Median of {len(kept):,} flows, 50 % and 90 % bands"
+    if whole < len(ts):
+        rest = slice(max(whole - 1, 0), None)
+        ax.plot(ts[rest], median[rest], color=colour, linewidth=2, linestyle="--")
+        title += "; dashed: of those not ended"
+    if ensemble.failed:
+        title += f"; {len(ensemble.failed):,} failed"
     logarithmic_clock(ax, ts)
-    index = f"[{', '.join(map(str, chosen))}]" if chosen else ""
+    index = f"[{', '.join(map(str, chosen))}]" if chosen and label is None else ""
     ax.set_ylabel(name.replace("_", " ") + index)
-    ax.set_title(f"Median of {len(ensemble):,} flows, 50 % and 90 % bands", loc="left")
+    ax.set_title(title, loc="left")
     return ax

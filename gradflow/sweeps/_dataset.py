@@ -1,6 +1,7 @@
 """A store as an xarray dataset whose arrays are read when they are used."""
 
 import warnings
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from xarray.backends import BackendArray, BackendEntrypoint
 from xarray.core import indexing
 
 from . import _result
-from ._grid import POINT
+from ._grid import COMPUTED, POINT
 from ._store import Store
 
 TIME = "time"
@@ -51,16 +52,21 @@ def _dataset(store: Store) -> xarray.Dataset:
     found = np.array([key if key in summaries else None for key in keys], object)
     outlines = [summaries.get(key) for key in keys]
     table = _Table(store, dims, found.reshape(shape), outlines)
-    taken = {*coords, *dims}
+    taken = {*coords, *dims, COMPUTED}
     variables = {
-        f"result.{name}" if name in taken else name: variable
+        _free(name, taken): variable
         for name in table.names()
         if (variable := table.variable(name)) is not None
     }
     computed = np.array([key in summaries for key in keys]).reshape(shape)
-    variables.setdefault("computed", xarray.Variable(dims, computed))
+    variables[COMPUTED] = xarray.Variable(dims, computed)
     attributes = {"task": store.task, "version": store.version}
     return xarray.Dataset(variables, coords, attributes)
+
+
+def _free(name: str, taken: Collection[str]) -> str:
+    """The name, or one like it that the grid does not have."""
+    return f"result.{name}" if name in taken else name
 
 
 class _Table:
@@ -117,8 +123,8 @@ class _Table:
     def _inner_dims(self, name: str, inner: tuple[int, ...]) -> tuple[str, ...]:
         own = [f"{name}_{i}" for i in range(len(inner))]
         if self.kinds == {_result.FLOW}:  # all that a flow has runs over its times
-            return (TIME, *own[:-1])
-        return tuple(own)
+            own = [TIME, *own[:-1]]
+        return tuple(_free(dim, self.dims) for dim in own)
 
 
 class _LazyResults(BackendArray):

@@ -20,6 +20,9 @@ KINDS = {bool: "truth value", int: "number", float: "number", str: "text"}
 POINT = "point"
 """The dimension along which the points of a grid lie that is no product."""
 
+COMPUTED = "computed"
+"""The variable of a dataset that says which points have a result."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
@@ -148,10 +151,13 @@ def _listed(rows: list[Any]) -> Grid:
 def _check_name(name: Any) -> None:
     if not isinstance(name, str) or not name:
         raise ValueError(f"`grid` must name its coordinates by text, got {name!r}.")
-    if name == POINT:
+    taken = {
+        POINT: "the dimension of a list of points",
+        COMPUTED: "what says which points have a result",
+    }
+    if name in taken:
         raise ValueError(
-            f"`grid` must name no coordinate {POINT!r}, which is the dimension of a "
-            "list of points."
+            f"`grid` must name no coordinate {name!r}, which is {taken[name]}."
         )
 
 

@@ -72,14 +72,17 @@ def read(path: Path) -> bytes:
     return data
 
 
-def decode(path: Path) -> tuple[dict[str, Any], Flow | dict[str, Any]]:
-    """The label and the result in the file at `path`."""
+def decode(path: Path, **given: Any) -> tuple[dict[str, Any], Flow | dict[str, Any]]:
+    """The label and the result in the file at `path`; what is `given` is for a flow, as
+    for `Flow.load`."""
     packed, arrays = _storage.decode(io.BytesIO(read(path)), path)
 
     def build() -> tuple[dict[str, Any], Flow | dict[str, Any]]:
         label = _storage.unpack(packed, arrays)
         kind, content = label.pop("kind"), label.pop("content")
-        return label, Flow.from_contents(content) if kind == FLOW else content
+        if kind == FLOW:
+            return label, Flow.from_contents(content, **given)
+        return label, content
 
     return _storage.built(path, build)
 
@@ -106,22 +109,31 @@ def summary(path: Path) -> dict[str, Any]:
     return {"kind": kind, "variables": _outline(shown)}
 
 
-_FLOW_FIELDS = ("ts", "loss", "speed", "observables", "result")
+_FLOW_FIELDS = (
+    *("ts", "loss", "speed", "observables", "result"),
+    *("certificate", "settings"),
+)
 
 
 def _shown(kind: str, content: dict[str, Any]) -> dict[str, Any]:
     """The variables of a dataset: numbers and arrays by name."""
     if kind == VALUES:
         return content
+    certificate = content["certificate"]
     shown: dict[str, Any] = {
         "final_loss": float(content["loss"][-1]),
         "final_time": float(content["ts"][-1]),
         "successful": content["result"] in ("successful", "event_occurred"),
+        "rtol": float(content["settings"]["rtol"]),
+        "energy_imbalance": certificate.energy_imbalance,
+        "energy_released": certificate.energy_released,
+        "largest_drift": max(certificate.drift.values(), default=float("nan")),
         **{name: np.asarray(content[name]) for name in ("ts", "loss", "speed")},
     }
     leaves, _ = jax.tree_util.tree_flatten_with_path(content["observables"])
     for where, leaf in leaves:
-        shown.setdefault(path_name(where), np.asarray(leaf))
+        name = path_name(where)
+        shown[f"observables.{name}" if name in shown else name] = np.asarray(leaf)
     return shown
 
 

@@ -19,7 +19,7 @@ import os
 import time
 import warnings
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,7 +84,8 @@ class Store:
     def _read(cls, path: Path) -> "Store | None":
         try:
             stored = json.loads((path / "store.json").read_text())
-            found = (stored["format"], stored["version"])
+            found = (stored["format"], int(stored["version"]))
+            parts = (stored["task"], stored["task_version"], stored["coordinates"])
         except FileNotFoundError:
             return None
         except NotADirectoryError as error:
@@ -97,7 +98,7 @@ class Store:
                 f"written by a newer gradflow; this one reads {FORMAT!r} up to version "
                 f"{FORMAT_VERSION}."
             )
-        return cls(path, stored["task"], stored["task_version"], stored["coordinates"])
+        return cls(path, *parts)
 
     @classmethod
     def for_sweep(
@@ -329,8 +330,10 @@ def open_store(path: Checked[str | os.PathLike]) -> "xarray.Dataset":
     `point`. Numbers are at hand at once; arrays are read, and checked, when they are
     used, so that a store of any size opens quickly. What has no result is NaN, and
     `computed` is false there. Arrays that differ in size from point to point are padded
-    with NaN. Of a flow there are `ts`, `loss`, `speed` and the observables over `time`,
-    `final_loss`, `final_time` and `successful`; `load_result` gives the flow itself.
+    with NaN. Of a flow there are `ts`, `loss`, `speed` and the observables over `time`;
+    `final_loss`, `final_time` and `successful`; and of its certificate, with its
+    `rtol`, `energy_imbalance`, `energy_released` and `largest_drift`. `load_result`
+    gives the flow itself. What has a name that the grid has is `result.…`.
 
     `dataset.to_netcdf(path)` and `dataset.to_zarr(path)` export it: NetCDF 3 needs
     nothing else, NetCDF 4 and Zarr what `pip install gradflow[export]` brings.
@@ -342,10 +345,16 @@ def open_store(path: Checked[str | os.PathLike]) -> "xarray.Dataset":
 
 
 def load_result(
-    path: Checked[str | os.PathLike], point: Checked[Mapping[str, Value]]
+    path: Checked[str | os.PathLike],
+    point: Checked[Mapping[str, Value]],
+    loss: Callable | None = None,
+    *,
+    like: Any = None,
+    solver: Any = None,
 ) -> Flow | dict[str, Any]:
     """The result at one point of the store at `path`, as the task returned it: a `Flow`
-    or a dictionary of numbers and arrays."""
+    or a dictionary of numbers and arrays. `loss`, `like` and `solver` are for a flow of
+    a user's own, as for `Flow.load`."""
     store = Store.at(_checked_path("path", path))
     if not isinstance(point, Mapping):
         raise ValueError(
@@ -360,7 +369,7 @@ def load_result(
     file = store.file(store.key(wanted))
     if not file.exists():
         raise StoreError(f"the store '{store.path}' has no result at {wanted}.")
-    _, result = _result.decode(file)
+    _, result = _result.decode(file, loss=loss, like=like, solver=solver)
     return result
 
 
