@@ -317,7 +317,7 @@ def test_bands_tell_who_is_left():
     expected = 2.5 * np.exp(-rest.get_xdata()[1:])
     np.testing.assert_allclose(rest.get_ydata()[1:], expected, rtol=1e-6)
     assert "Median of 3 flows" in ax.get_title(loc="left")
-    assert "dashed: of those not ended; 1 failed" in ax.get_title(loc="left")
+    assert "(1 failed; dashed: of those that have not" in ax.get_title(loc="left")
     with pytest.raises(ValueError, match="`ensemble` must be an Ensemble, got Flow"):
         plotting.plot_band(ensemble[0])
     with pytest.raises(ValueError, match="`flow` must be a Flow, got Ensemble"):

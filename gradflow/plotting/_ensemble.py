@@ -64,15 +64,15 @@ def plot_band(
     # Members go out one by one, so that those of whom all are there come first.
     whole = int(np.sum(~np.any(np.isnan(numbers), axis=0)))
     ax.plot(ts[:whole], median[:whole], color=colour, linewidth=2, label=label)
-    title = f"Median of {len(kept):,} flows, 50 % and 90 % bands"
+    remarks = [f"{len(ensemble.failed):,} failed"] if ensemble.failed else []
     if whole < len(ts):
         rest = slice(max(whole - 1, 0), None)
         ax.plot(ts[rest], median[rest], color=colour, linewidth=2, linestyle="--")
-        title += "; dashed: of those not ended"
-    if ensemble.failed:
-        title += f"; {len(ensemble.failed):,} failed"
+        remarks.append("dashed: of those that have not ended")
     logarithmic_clock(ax, ts)
     index = f"[{', '.join(map(str, chosen))}]" if chosen and label is None else ""
     ax.set_ylabel(name.replace("_", " ") + index)
-    ax.set_title(title, loc="left")
+    title = f"Median of {len(kept):,} flows, 50 % and 90 % bands"
+    below = f"\n({'; '.join(remarks)})" if remarks else ""
+    ax.set_title(title + below, loc="left")
     return ax

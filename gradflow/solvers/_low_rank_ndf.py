@@ -436,10 +436,15 @@ def _solve_implicit(
         fitted = curvature.fitted(equation.c)
         followed = fitted.followed(_hessian(equation.field, equation.predicted))
         before = eqx.tree_at(lambda n: n.products, newton, _products_of(fitted))
-        last = _solve_with_eigenpairs(
-            equation, followed, jnp.ones((), bool), jnp.ones(())
+        recent, rate = jnp.ones((), bool), jnp.ones(())
+        last = jax.lax.cond(
+            newton.converged,
+            lambda: before,
+            lambda: _solve_with_eigenpairs(equation, followed, recent, rate).after(
+                before
+            ),
         )
-        return last.after(before), followed, jnp.zeros((), bool)
+        return last, followed, jnp.zeros((), bool)
 
     renew = due | ~newton.converged
     newton, curvature, _ = jax.lax.while_loop(
