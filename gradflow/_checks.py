@@ -43,6 +43,8 @@ def positive_number(name: str, value: Any, *, zero_allowed: bool = False) -> flo
     """`value` as a `float`, if it is a finite positive real number."""
     wanted = "a finite number, zero or more" if zero_allowed else "a positive number"
     try:
+        if isinstance(value, str | bytes):  # which `float` would read
+            raise TypeError
         number = float(value)
     except (TypeError, ValueError) as error:
         raise ValueError(f"`{name}` must be {wanted}, got {value!r}.") from error

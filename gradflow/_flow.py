@@ -453,8 +453,8 @@ class Flow(eqx.Module):
 
         **Arguments:**
 
-        - `path`: the run file. One that is missing, damaged, altered or not gradflow's
-            raises a `RunFileError`.
+        - `path`: the run file, or a flow's in the store of a sweep. One that is
+            missing, damaged, altered or not gradflow's raises a `RunFileError`.
         - `loss`: the loss of the flow, for one of a user's own; a flow of the library's
             own problems knows its own.
         - `like`: parameters with the structure that the flow's had, for those of a
@@ -462,9 +462,12 @@ class Flow(eqx.Module):
         - `solver`: the flow's solver, for one that goes by no name in gradflow.
         """
 
-        return _storage.read(
-            path, lambda run: cls.from_contents(run, loss, like=like, solver=solver)
-        )
+        def build(run: dict[str, Any]) -> Flow:
+            # A result in the store of a sweep is a flow with a label to it.
+            content = run.get("content", run)
+            return cls.from_contents(content, loss, like=like, solver=solver)
+
+        return _storage.read(path, build)
 
     @classmethod
     def from_contents(

@@ -558,6 +558,7 @@ def _never(params):
         ({"atol": -1.0}, "`atol` must be a finite number, zero or more"),
         ({"max_steps": 0}, "`max_steps` must be a whole number"),
         ({"dense_memory": -1}, "`dense_memory` must be a whole number"),
+        ({"t1": "5"}, "`t1` must be a positive number, got '5'"),
         (
             {"params": {"w": np.array([1, 2])}},
             "`params.w` must be a floating array.*int",

@@ -330,6 +330,8 @@ def test_a_flow_is_computed_and_stored_by_a_worker(tmp_path):
     loaded = sweeps.load_result(tmp_path / "s", {"a": 2})
     assert isinstance(loaded, gradflow.Flow)
     np.testing.assert_allclose(loaded.params[-1], 2 * np.exp([-2.0] * 2), rtol=1e-6)
+    file = next((tmp_path / "s" / "results").glob("*.npz"))
+    assert gradflow.Flow.load(file).ts[-1] == 1.0
     # Its loss is the user's own, and is given again.
     with pytest.raises(ValueError, match="needs the loss"):
         loaded.at(0.3)
@@ -594,6 +596,7 @@ def locked(lock):
         (nothing, {"a": [1]}, {"engine": "dask"}, "`engine` must be 'local' or 'ray'"),
         (nothing, {"a": [1]}, {"gpus": 1}, "`gpus` must be left out unless `engine`"),
         (nothing, {"a": [1]}, {"workers": 0}, "`workers` must be a whole number"),
+        (nothing, {"a": [1]}, {"cpus": 9999}, "`cpus` must be at most the .* cores"),
         (nothing, {"a": [1]}, {"retries": -1}, "`retries` must be a whole number"),
         (nothing, {"a": [1]}, {"version": "new"}, "`version` must be a whole number"),
         (nothing, {"a": [1]}, {"name": ""}, "`name` must be text, got ''"),

@@ -76,6 +76,11 @@ class LocalWorkers:
     ):
         cpus = _checks.whole_number("cpus", cpus)
         available = cores()
+        if cpus > len(available):
+            raise ValueError(
+                f"`cpus` must be at most the {len(available)} cores that this process "
+                f"may use, got {cpus}."
+            )
         if workers is None:
             workers = max(1, len(available) // cpus)
         count = _checks.whole_number("workers", workers)
