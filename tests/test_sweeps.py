@@ -680,8 +680,8 @@ def forking():
     return context
 
 
-def start(forking, store, grid, log, pause=0.02):
-    arguments = (grid, str(store), str(log), pause)
+def start(forking, store, grid, log):
+    arguments = (grid, str(store), str(log))
     process = forking.Process(target=sweep_tasks.forked_sweep, args=arguments)
     process.start()
     return process
@@ -714,7 +714,7 @@ def test_killed_at_random_moments(tmp_path, log, forking):
     store = tmp_path / "s"
     at_risk: set[tuple[int, int]] = set()
     earlier = 0
-    process = start(forking, store, grid, log, pause=0.05)
+    process = start(forking, store, grid, log)
     for kill in range(KILLS):
         before = len(computed(log))
         deadline = time.monotonic() + 30
@@ -737,7 +737,7 @@ def test_killed_at_random_moments(tmp_path, log, forking):
         # A point on each worker, one that waits and one that is being written.
         assert len(lost) <= WORKERS + 2
         at_risk |= lost
-        process = start(forking, store, grid, log, pause=0.05)
+        process = start(forking, store, grid, log)
     process.join(60)
     assert process.exitcode == 0
 
@@ -757,10 +757,9 @@ def test_killed_at_random_moments(tmp_path, log, forking):
 
 
 def test_ctrl_c_leaves_a_store_that_goes_on(tmp_path, log, forking):
+    # Long enough that a busy machine does not end it before it is interrupted.
     grid = {"a": list(range(20)), "b": list(range(15))}
-    # Slow enough that it has not ended before it is interrupted, though this process
-    # may stand still for seconds (to collect the garbage of a thousand tests).
-    process = start(forking, tmp_path / "s", grid, log, pause=0.2)
+    process = start(forking, tmp_path / "s", grid, log)
     while len(computed(log)) < 8:
         time.sleep(0.005)
     assert process.pid is not None
