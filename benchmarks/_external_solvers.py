@@ -22,7 +22,7 @@ from _contestants import ATOL, Absent, Contestant, Deadline, Factory, GaveUp, Wo
 from _problems import Flow, VectorField
 from scipy import integrate
 
-from gradflow._segments import compiled
+from gradflow._core.compiled import compiled
 
 LARGEST_DENSE = 6000
 """The state's size above which matrices of n×n numbers are out of the question."""

@@ -26,7 +26,7 @@ from _problems import Flow, VectorField
 from jaxtyping import Array, Float
 
 import gradflow
-from gradflow._segments import ONE_THREAD, compiled
+from gradflow._core.compiled import ONE_THREAD, compiled
 
 DENSE = ("kvaerno3", "kvaerno5")
 """Solvers that form n×n matrices."""

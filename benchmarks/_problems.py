@@ -13,8 +13,8 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 import gradflow
-from gradflow._metric import is_euclidean, velocity_of
-from gradflow._ravel import Ravel
+from gradflow._core.ravel import Ravel
+from gradflow.problems._descent import is_euclidean, velocity_of
 
 SAVED_TIMES = 200
 FIRST_TIME = 1e-4

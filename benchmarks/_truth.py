@@ -15,7 +15,7 @@ from _problems import Flow, VectorField
 from jaxtyping import Array, Float
 
 import gradflow
-from gradflow._segments import compiled
+from gradflow._core.compiled import compiled
 
 DENSE_LIMIT = 500
 """The state's size up to which LSODA's matrices are small enough for a tight solve."""

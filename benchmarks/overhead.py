@@ -36,8 +36,9 @@ from _timing import (
 from jaxtyping import Array, Float, Int
 
 import gradflow
-from gradflow import _record, _segments, _solve
-from gradflow._ravel import Ravel
+from gradflow._core.ravel import Ravel
+from gradflow._integrate import _solve
+from gradflow._stepping import _record, _segments
 
 WANTED = {"auto": 1.6}
 WANTED_ELSE = 1.5

@@ -27,8 +27,9 @@ from jaxtyping import Array, Float, Int
 
 import gradflow
 from gradflow import OneLayerParameters
-from gradflow._ravel import Ravel
-from gradflow._segments import Equation, compiled
+from gradflow._core.compiled import compiled
+from gradflow._core.ravel import Ravel
+from gradflow._stepping._segments import Equation
 from gradflow.solvers import resolve
 
 WIDTH = 64

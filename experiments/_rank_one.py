@@ -12,7 +12,7 @@ d × (d+2). The Hessian across the manifold is thus [[0, B], [Bᵀ, 0]], once fo
 the m-1 directions v: its eigenvalues are ± the singular values of B, and the flow
 leaves at the rate σ₁(B). Where G_Φ vanishes that is σ₁(G_M). Across ᾱ alone it is
 ±γᵀG_Φγ, zero at a critical point. The rest is the Hessian along the manifold: that of
-`RankOneFlow`, and the turning of α and ᾱ.
+`RankOneProblem`, and the turning of α and ᾱ.
 """
 
 from typing import Any, NamedTuple
@@ -48,7 +48,7 @@ def first_saddle(pi: np.ndarray, attention: float) -> gradflow.RankOneParameters
 
 
 def orbit(
-    reduction: gradflow.RankOneFlow, t1: float
+    reduction: gradflow.RankOneProblem, t1: float
 ) -> tuple[gradflow.Flow, CriticalPoint]:
     """The rank-one flow that leaves θ¹ along its focus, and where it ends: polished by
     Newton's method along the directions that are curved."""
@@ -79,7 +79,7 @@ def of_M_and_Phi(pi: Any, P: Any, M: Any, Phi: Any) -> tuple[Any, Any]:
 
 
 def gradients(
-    reduction: gradflow.RankOneFlow, params: gradflow.RankOneParameters
+    reduction: gradflow.RankOneProblem, params: gradflow.RankOneParameters
 ) -> Gradients:
     """G_M, G_Φ and B at a state of the manifold, for infinite context."""
     chain = reduction.population.chain
@@ -99,7 +99,7 @@ def gradients(
 
 
 def rate_across(
-    reduction: gradflow.RankOneFlow, params: gradflow.RankOneParameters
+    reduction: gradflow.RankOneProblem, params: gradflow.RankOneParameters
 ) -> float:
     """σ₁(B)."""
     B = gradients(reduction, params).across

@@ -220,7 +220,7 @@ def problem_at(split: float) -> gradflow.Problem:
 
 def end_at(split: float) -> End:
     problem = problem_at(split)
-    reduction = gradflow.RankOneFlow(problem.population)
+    reduction = gradflow.RankOneProblem(problem.population)
     _, point = orbit(reduction, SETTLED)
     there = gradients(reduction, point.params)
     full = reduction.embed(point.params, problem.model.width)
@@ -263,7 +263,7 @@ def stall(t1: float) -> tuple[np.ndarray, dict[str, np.ndarray]]:
 def escape(split: float, scale: float) -> Escape:
     """The full flow until σ₂ has come to its largest, and how the theory says it."""
     problem = problem_at(split)
-    reduction = gradflow.RankOneFlow(problem.population)
+    reduction = gradflow.RankOneProblem(problem.population)
     _, point = orbit(reduction, SETTLED)
     U, sigma, Vt = np.linalg.svd(gradients(reduction, point.params).G_M)
     t1 = 1.5 * np.log(1 / scale) / sigma[0]

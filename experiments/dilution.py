@@ -71,7 +71,7 @@ class Seen(NamedTuple):
 def measure(quick: bool) -> Measurement:
     problem = reference_problem()
     chain = problem.population.chain
-    reduction = gradflow.RankOneFlow(problem.population)
+    reduction = gradflow.RankOneProblem(problem.population)
     theta1, theta2 = problem.known_saddles
     flow, end = orbit(reduction, SETTLED)
     mu = rate_across(reduction, end.params)
@@ -185,7 +185,7 @@ def _compared(problem: gradflow.Problem, scale: float) -> gradflow.RankOneCompar
 
 
 def _along_orbit(
-    flow: gradflow.Flow, reduction: gradflow.RankOneFlow
+    flow: gradflow.Flow, reduction: gradflow.RankOneProblem
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Times, γ and the attention to token 0; the last is where it ends."""
     times = np.append(np.linspace(0.0, 1000.0, 2001), SETTLED)
@@ -211,7 +211,7 @@ def _rate_of_parting(comparison: gradflow.RankOneComparison) -> tuple[float, flo
 
 
 def _linear_distance(
-    comparison: gradflow.RankOneComparison, reduction: gradflow.RankOneFlow
+    comparison: gradflow.RankOneComparison, reduction: gradflow.RankOneProblem
 ) -> np.ndarray:
     """The distance by the linearisation across the manifold about the reduced flow, at
     the comparison's times. The Hessian is taken as constant, its value half way,

@@ -5,7 +5,7 @@ g² = ‖c‖/‖π‖:
 
 1. *The saddle.* From N(0, ε²) the flow comes to rest near W0 = γαᵀ, W1 = αβᵀ, WQ = WK =
    0 (α any unit vector), where L = H(π) and as many directions are unstable as the head
-   is wide. `gradflow.visited_saddles` searches from the flow's slowest point; what it
+   is wide. `gradflow.find_saddles` searches from the flow's slowest point; what it
    finds is compared with θ¹ by M = W0 W1, which is γβᵀ whatever α and whatever factors
    W0 and W1 exchange, and by the distance to the nearest θ¹ over all α. With s as below
    the flow comes as near as e^{-st} + ε e^{|κ|t} and at best r = ε^{s/(s+|κ|)}. The
@@ -283,7 +283,7 @@ def measure(quick: bool) -> Measurement:
 
 def at_first_saddle(flow: gradflow.Flow) -> gradflow.Saddle:
     """The last saddle before the flow's end, of those that it visited."""
-    visited = gradflow.visited_saddles(flow)
+    visited = gradflow.find_saddles(flow)
     if len(visited) < 2:
         raise RuntimeError(f"The flow visited no second saddle:\n{visited}")
     return visited[1]

@@ -151,7 +151,7 @@ def focus_row(point: dict[str, Any]) -> dict[str, Any]:
 def split_row(point: dict[str, Any]) -> dict[str, Any]:
     """All initial scales at one split."""
     problem, scales = split_problem(point["split"]), Axes2.of(point["size"]).scale
-    reduction = gradflow.RankOneFlow(problem.population)
+    reduction = gradflow.RankOneProblem(problem.population)
     _, end = orbit(reduction, RANK_ONE_HORIZON)
     rho = float(np.linalg.norm(gradients(reduction, end.params).G_M, 2))
     starts = [problem.init(seed=0, scale=scale) for scale in scales]

@@ -1,68 +1,65 @@
 """The exact gradient flow of small Transformers on Markov data."""
 
-import importlib
-import importlib.metadata
+# First of all: it decides how JAX and XLA start.
+from . import _configure as _configure  # isort: split
 
-import jax
+import importlib as _importlib
+import importlib.metadata as _metadata
 
-from ._xla import compile_small_loops_whole
-
-compile_small_loops_whole()
-
-# The flow is meaningless in single precision: squares of the initial scale, splits of
-# frequencies and conserved quantities drown in its rounding.
-jax.config.update("jax_enable_x64", True)
-
-from . import (  # noqa: E402
+from . import (
     corpora as corpora,
     landscape as landscape,
     solvers as solvers,
     sweeps as sweeps,
 )
-from ._certificate import Certificate as Certificate  # noqa: E402
-from ._compare import Comparison as Comparison, compare as compare  # noqa: E402
-from ._converged import Convergence as Convergence, converged as converged  # noqa: E402
-from ._ensemble import (  # noqa: E402
-    Ensemble as Ensemble,
-    EnsembleError as EnsembleError,
+from ._core.storage import RunFileError as RunFileError
+from ._integrate import (
+    integrate as integrate,
+    integrate_ensemble as integrate_ensemble,
+    resume as resume,
+    stack as stack,
 )
-from ._events import (  # noqa: E402
+from ._train import (
+    SequenceSampler as SequenceSampler,
+    TextSampler as TextSampler,
+    train as train,
+)
+from .analysis import (
+    Acquisition as Acquisition,
+    Comparison as Comparison,
+    Convergence as Convergence,
     Event as Event,
     Occurrence as Occurrence,
     Occurrences as Occurrences,
-    find_events as find_events,
-)
-from ._flow import Flow as Flow, FlowError as FlowError  # noqa: E402
-from ._integrate import integrate as integrate  # noqa: E402
-from ._integrate_ensemble import (  # noqa: E402
-    integrate_ensemble as integrate_ensemble,
-    stack as stack,
-)
-from ._rank_one_comparison import (  # noqa: E402
+    Plateau as Plateau,
     RankOneComparison as RankOneComparison,
+    Saddle as Saddle,
+    Saddles as Saddles,
+    Stage as Stage,
+    Stages as Stages,
+    best_stopping_time as best_stopping_time,
+    compare as compare,
     compare_rank_one as compare_rank_one,
+    converged as converged,
+    find_events as find_events,
+    find_saddles as find_saddles,
+    find_stages as find_stages,
 )
-from ._resume import resume as resume  # noqa: E402
-from ._stopping import best_stopping_time as best_stopping_time  # noqa: E402
-from ._storage import RunFileError as RunFileError  # noqa: E402
-from ._train import train as train  # noqa: E402
-from .chains import (  # noqa: E402
-    HighOrderChain as HighOrderChain,
-    MarkovChain as MarkovChain,
+from .chains import HighOrderChain as HighOrderChain, MarkovChain as MarkovChain
+from .flows import (
+    Certificate as Certificate,
+    Ensemble as Ensemble,
+    EnsembleError as EnsembleError,
+    Flow as Flow,
+    FlowError as FlowError,
 )
-from .models import (  # noqa: E402
+from .models import (
     OneLayerParameters as OneLayerParameters,
     OneLayerTransformer as OneLayerTransformer,
     PositionalHeads as PositionalHeads,
     PositionalHeadsParameters as PositionalHeadsParameters,
-    RankOneFlow as RankOneFlow,
-    RankOneParameters as RankOneParameters,
-    ReplicatorParameters as ReplicatorParameters,
-    ScoreParameters as ScoreParameters,
-    SymmetricHeads as SymmetricHeads,
-    TensorFactorisation as TensorFactorisation,
 )
-from .populations import (  # noqa: E402
+from .populations import (
     AllContexts as AllContexts,
     DrawnContexts as DrawnContexts,
     FiniteContext as FiniteContext,
@@ -72,24 +69,18 @@ from .populations import (  # noqa: E402
     Sample as Sample,
     SampledContext as SampledContext,
 )
-from .problem import Problem as Problem  # noqa: E402
-from .saddles import (  # noqa: E402
-    Saddle as Saddle,
-    Saddles as Saddles,
-    visited_saddles as visited_saddles,
+from .problems import (
+    AbstractLoss as AbstractLoss,
+    Loss as Loss,
+    Problem as Problem,
+    RankOneParameters as RankOneParameters,
+    RankOneProblem as RankOneProblem,
+    ReplicatorParameters as ReplicatorParameters,
+    ScoreParameters as ScoreParameters,
+    SymmetricHeads as SymmetricHeads,
+    TensorFactorisation as TensorFactorisation,
 )
-from .samplers import (  # noqa: E402
-    SequenceSampler as SequenceSampler,
-    TextSampler as TextSampler,
-)
-from .stages import (  # noqa: E402
-    Acquisition as Acquisition,
-    Plateau as Plateau,
-    Stage as Stage,
-    Stages as Stages,
-    find_stages as find_stages,
-)
-from .sweeps import (  # noqa: E402
+from .sweeps import (
     StoreError as StoreError,
     Sweep as Sweep,
     SweepError as SweepError,
@@ -97,11 +88,11 @@ from .sweeps import (  # noqa: E402
     sweep as sweep,
 )
 
-__version__ = importlib.metadata.version("gradflow")
+__version__ = _metadata.version("gradflow")
 
 
 def __getattr__(name: str):
-    # Namespaces that cost an import are loaded on first use.
+    # Namespaces that are slow to import are loaded on first use.
     if name == "plotting":
-        return importlib.import_module(".plotting", __name__)
+        return _importlib.import_module(".plotting", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -14,7 +14,7 @@ os.environ["JAX_COMPILATION_CACHE_DIR"] = str(
 os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"] = str(2**32)
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.2"
 # Most of the tests' time goes into compiling what then runs for milliseconds. Solves
-# have this level in any case (`gradflow._segments.compiled`).
+# have this level in any case (`gradflow._core.compiled`).
 os.environ["XLA_FLAGS"] = (
     f"--xla_backend_optimization_level=1 {os.environ.get('XLA_FLAGS', '')}".strip()
 )
@@ -32,7 +32,7 @@ with jaxtyping.install_import_hook("gradflow", "beartype.beartype"):
 import numpy as np
 import oracles
 
-from gradflow._compile_clock import make_room_for_code
+from gradflow._core.compiled import make_room_for_code
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 

@@ -52,7 +52,7 @@ def test_the_examples_output_is_real(tmp_path, monkeypatch, capsys):
 def test_the_tables_of_stages_and_saddles_are_real(reference):
     flow = gradflow.integrate(reference, reference.init(), 1e4, observables=())
     stages = gradflow.find_stages(flow)
-    saddles = gradflow.visited_saddles(flow, stages=stages)
+    saddles = gradflow.find_saddles(flow, stages=stages)
     printed = [*str(stages).splitlines(), *str(saddles).splitlines()]
     shown = blocks("text")[1].splitlines()
     count = len(stages) + 1
@@ -106,7 +106,7 @@ def test_the_tour_runs(index, tmp_path, monkeypatch):
 
 
 def test_the_configuration_of_a_sweep_is_one(tmp_path, monkeypatch):
-    from gradflow._cli_sweeps import read_config
+    from gradflow.cli._sweeps import read_config
 
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "tasks.py").write_text("def rate(point): pass")
@@ -122,7 +122,7 @@ def test_the_configuration_of_a_sweep_is_one(tmp_path, monkeypatch):
 
 
 def test_the_commands_exist():
-    from gradflow.cli import _parser
+    from gradflow.cli._main import _parser
 
     commands = [
         line.split("#")[0].split()

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, PyTree
 
-from .. import _checks
+from .._core import checks
 
 
 def is_optimiser(value: Any) -> bool:
@@ -35,7 +35,7 @@ def resolved(
                 "`learning_rate` must be None where `optimiser` is the learning rate "
                 f"of gradient descent, got {learning_rate!r} beside {optimiser!r}."
             )
-        rate = _checks.positive_number("optimiser", optimiser)
+        rate = checks.positive_number("optimiser", optimiser)
         return "gradient descent", optax.sgd, np.full(steps, rate)
     if is_optimiser(optimiser):
         rates = (
@@ -69,7 +69,7 @@ def resolved(
 
 def _rates(learning_rate: Any, steps: int) -> Float[np.ndarray, " steps"]:
     if not callable(learning_rate):
-        return np.full(steps, _checks.positive_number("learning_rate", learning_rate))
+        return np.full(steps, checks.positive_number("learning_rate", learning_rate))
     try:
         rates = jax.lax.map(learning_rate, jnp.arange(steps), batch_size=1024)
     except (TypeError, ValueError) as error:

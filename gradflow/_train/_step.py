@@ -8,10 +8,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
-from .._metric import descent
-from .._segments import compiled, strongly_typed
-from ..samplers import AbstractSampler
+from .._core.compiled import compiled
+from .._stepping._segments import strongly_typed
+from ..problems import Loss
+from ..problems._descent import descent
 from ._optimiser import is_optimiser
+from ._samplers import AbstractSampler
 
 if TYPE_CHECKING:
     import optax
@@ -66,7 +68,7 @@ class Plan(eqx.Module):
         if sampler is None:
             return problem
         key = jax.random.fold_in(self.key, step)
-        return lambda params: sampler.loss(problem.model, params, key)
+        return Loss(lambda params: sampler.loss(problem.model, params, key))
 
     def step(self, state: State) -> State:
         import optax

@@ -10,18 +10,20 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
-from .. import _checks, solvers
-from .._certificate import Certificate
-from .._checks import Checked
-from .._compile_clock import CompileClock, make_room_for_code
-from .._flow import RESULTS, DenseOutput, Flow, FlowError, Settings
-from .._integrate import chosen_observables
-from .._progress import Report, progress_bar
-from .._ravel import Ravel
-from .._record import Snapshot, Watch, relative_drift
-from .._segments import Equation, compiled
-from ..samplers import AbstractSampler
+from .. import solvers
+from .._core import checks
+from .._core.checks import Checked
+from .._core.compiled import CompileClock, compiled, make_room_for_code
+from .._core.progress import Report, progress_bar
+from .._core.ravel import Ravel
+from .._integrate._integrate import chosen_observables
+from .._stepping._energy import Certificate
+from .._stepping._record import Snapshot, Watch, relative_drift
+from .._stepping._segments import Equation
+from ..flows._flow import RESULTS, DenseOutput, Flow, FlowError, Settings
+from ..problems._loss import checked_loss
 from ._optimiser import resolved
+from ._samplers import AbstractSampler
 from ._step import Plan, State, advance, start
 
 DEFAULT_SAVED = 200
@@ -85,10 +87,10 @@ def train(
     training is from a flow: the drift of what a flow conserves, and of
     L(0) - L(t) - Σ η‖∇L‖².
     """
-    steps = _checks.whole_number("steps", steps)
-    seed = _checks.whole_number("seed", seed, least=0)
+    steps = checks.whole_number("steps", steps)
+    seed = checks.whole_number("seed", seed, least=0)
     due = _saved_steps(saved, steps)
-    _checks.scalar_loss(problem, params, "problem")
+    problem = checked_loss(problem, params, "problem")
     _check_sampler(sampler, problem)
     named, functions = chosen_observables(problem, params, observables)
     params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), params)
@@ -243,7 +245,7 @@ def _saved_steps(saved: Any, steps: int) -> Int[np.ndarray, " saved"]:
     if saved is None:
         spaced = np.geomspace(1, steps, DEFAULT_SAVED)
         return np.unique(np.append(0, np.rint(spaced).astype(int)))
-    due = _checks.increasing_times("saved", saved)
+    due = checks.increasing_times("saved", saved)
     if due[0] < 0 or due[-1] > steps or np.any(due != np.rint(due)):
         raise ValueError(
             f"`saved` must be whole numbers of steps from 0 to `steps` = {steps:,}, "

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from .. import _checks
+from .._core import checks
 from ..corpora import Vocabulary
 
 
@@ -19,7 +19,7 @@ def bigrams(
     if _are_numbers(tokens):
         if _given(keep):
             raise ValueError("`keep` must be left out where `tokens` are numbers.")
-        sequences = _checks.token_sequences("tokens", tokens)
+        sequences = checks.token_sequences("tokens", tokens)
         seen = 1 + max(int(piece.max()) for piece in sequences if piece.size)
         if known and vocabulary.size < seen:
             raise ValueError(
@@ -27,7 +27,7 @@ def bigrams(
                 f"{seen - 1}."
             )
         d = vocabulary.size if known else seen if vocabulary is None else vocabulary
-        d = _checks.whole_number("vocabulary", d, least=seen)
+        d = checks.whole_number("vocabulary", d, least=seen)
         names = vocabulary.labels if known and labels is None else labels
         return _pairs(sequences, d), names
     if labels is not None:
@@ -35,7 +35,7 @@ def bigrams(
     if known and _given(keep):
         raise ValueError("`keep` must be left out where a `vocabulary` is given.")
     if not known and vocabulary is not None:
-        _checks.whole_number("vocabulary", vocabulary, least=2)
+        checks.whole_number("vocabulary", vocabulary, least=2)
     words = (
         vocabulary if known else Vocabulary.from_tokens(tokens, vocabulary, keep=keep)
     )

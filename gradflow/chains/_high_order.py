@@ -8,9 +8,9 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import Float, Int
 
-from .. import _checks
-from .._checks import Checked
-from .._storage import storable
+from .._core import checks
+from .._core.checks import Checked
+from .._core.storage import storable
 
 LARGEST_CONTEXTS = 4_000_000
 """Contexts whose law is listed: at ten tokens, 320 MB while it is computed."""
@@ -59,11 +59,11 @@ class HighOrderChain(eqx.Module):
         A = _matrices(matrices)
         lengths = _spans(spans, len(A))
         if stride is not None:
-            stride = _checks.whole_number("stride", stride)
+            stride = checks.whole_number("stride", stride)
         starts = _starts(lengths, stride)
         reach = int(max(np.add(starts, lengths)))
         order = (
-            reach if lags is None else _checks.whole_number("lags", lags, least=reach)
+            reach if lags is None else checks.whole_number("lags", lags, least=reach)
         )
         pattern = np.zeros((len(A), order))
         for row, start, block in zip(
@@ -97,11 +97,11 @@ class HighOrderChain(eqx.Module):
         - `orthogonal`: whether B_k is √d times an orthogonal matrix, else Gaussian.
         - `reverse`: whether the farthest block is the strongest, else the nearest.
         """
-        d = _checks.whole_number("vocabulary", vocabulary, least=2)
+        d = checks.whole_number("vocabulary", vocabulary, least=2)
         lengths = _spans(spans, None)
-        ratio = _checks.positive_number("ratio", ratio)
-        scale = _checks.positive_number("scale", scale)
-        rng = np.random.default_rng(_checks.whole_number("seed", seed, least=0))
+        ratio = checks.positive_number("ratio", ratio)
+        scale = checks.positive_number("scale", scale)
+        rng = np.random.default_rng(checks.whole_number("seed", seed, least=0))
         B = rng.normal(size=(len(lengths), d, d))
         if orthogonal:
             B = np.stack([np.linalg.qr(b)[0] for b in B])
@@ -133,7 +133,7 @@ class HighOrderChain(eqx.Module):
 
     def restricted(self, k: Checked[int]) -> "HighOrderChain":
         """The teacher that knows the k strongest blocks only, with contexts as long."""
-        k = _checks.whole_number("k", k, most=self.blocks)
+        k = checks.whole_number("k", k, most=self.blocks)
         kept = np.sort(self.importance[:k])
         matrices = np.zeros_like(self.matrices)
         matrices[kept] = self.matrices[kept]
@@ -208,9 +208,9 @@ class HighOrderChain(eqx.Module):
         self, length: Checked[int], seed: Checked[int] = 0, sequences: Checked[int] = 1
     ) -> Int[np.ndarray, "sequences length"]:
         """Sequences of tokens, each after a start that is forgotten."""
-        length = _checks.whole_number("length", length)
-        count = _checks.whole_number("sequences", sequences)
-        rng = np.random.default_rng(_checks.whole_number("seed", seed, least=0))
+        length = checks.whole_number("length", length)
+        count = checks.whole_number("sequences", sequences)
+        rng = np.random.default_rng(checks.whole_number("seed", seed, least=0))
         forgotten = 50 * self.lags
         tokens = np.zeros((count, self.lags + forgotten + length), dtype=np.int64)
         tokens[:, : self.lags] = rng.integers(self.size, size=(count, self.lags))
@@ -248,7 +248,7 @@ def _like(chain: HighOrderChain, matrices: np.ndarray) -> HighOrderChain:
 
 
 def _matrices(value: Any) -> np.ndarray:
-    A = _checks.real_array("matrices", value)
+    A = checks.real_array("matrices", value)
     if A.ndim != 3 or A.shape[1] != A.shape[2] or A.shape[0] < 1 or A.shape[1] < 2:
         raise ValueError(
             "`matrices` must be square matrices of one size, at least 2×2, stacked, "
@@ -260,7 +260,7 @@ def _matrices(value: Any) -> np.ndarray:
 def _spans(value: Any, blocks: int | None) -> tuple[int, ...]:
     if not isinstance(value, Sequence | np.ndarray) or isinstance(value, str):
         raise ValueError(f"`spans` must list the number of lags, got {value!r}.")
-    lengths = tuple(_checks.whole_number("spans", n) for n in value)
+    lengths = tuple(checks.whole_number("spans", n) for n in value)
     if not lengths:
         raise ValueError("`spans` must hold at least one block, got none.")
     if blocks is not None and len(lengths) != blocks:
@@ -288,7 +288,7 @@ def _weights(value: Any, lengths: tuple[int, ...]) -> list[np.ndarray]:
             f"`weights` must be one list, or one for each of the {len(lengths)} "
             f"blocks, got {len(blocks)}."
         )
-    arrays = [_checks.real_array("weights", block) for block in blocks]
+    arrays = [checks.real_array("weights", block) for block in blocks]
     for array, n in zip(arrays, lengths, strict=True):
         if array.shape != (n,):
             raise ValueError(

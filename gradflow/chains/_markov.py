@@ -7,9 +7,9 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import Float
 
-from .. import _checks
-from .._checks import Checked
-from .._storage import storable
+from .._core import checks
+from .._core.checks import Checked
+from .._core.storage import storable
 from ..corpora import Vocabulary
 from ._bigrams import bigrams
 
@@ -82,7 +82,7 @@ class MarkovChain(eqx.Module):
         pi = _positive_law(stationary)
         if np.ndim(stickiness) or not isinstance(stickiness, SupportsFloat):
             raise ValueError(f"`stickiness` must be a number, got {stickiness!r}.")
-        stickiness = float(_checks.real_array("stickiness", stickiness))
+        stickiness = float(checks.real_array("stickiness", stickiness))
         P = stickiness * np.eye(pi.size) + (1 - stickiness) * pi
         if stickiness >= 1 or np.any(P < 0):
             lowest = -pi.min() / (1 - pi.min()) if pi.size > 1 else -np.inf
@@ -117,7 +117,7 @@ class MarkovChain(eqx.Module):
         both margins of the flow F_ij = π_i P_ij equal π.
         """
         pi = _positive_law(stationary)
-        seed = _checks.whole_number("seed", seed, least=0)
+        seed = checks.whole_number("seed", seed, least=0)
         weights = np.random.default_rng(seed).exponential(size=(pi.size, pi.size))
         columns = np.ones_like(pi)
         for _ in range(100_000):
@@ -145,7 +145,7 @@ class MarkovChain(eqx.Module):
         - `smoothing`: added to every count.
         """
         table = _square_matrix("counts", counts)
-        smoothing = _checks.positive_number("smoothing", smoothing, zero_allowed=True)
+        smoothing = checks.positive_number("smoothing", smoothing, zero_allowed=True)
         table = table + smoothing
         totals = table.sum(axis=1)
         if np.any(totals == 0):
@@ -180,7 +180,7 @@ class MarkovChain(eqx.Module):
             that cannot be reached again, is refused.
         - `labels`: a name for each number; strings have their own.
         """
-        smoothing = _checks.positive_number("smoothing", smoothing, zero_allowed=True)
+        smoothing = checks.positive_number("smoothing", smoothing, zero_allowed=True)
         counts, labels = bigrams(tokens, vocabulary, keep, labels)
         names = _names(labels, len(counts))
         table = counts + smoothing
@@ -226,7 +226,7 @@ def _names(labels: Any, size: int) -> tuple[str, ...]:
 
 
 def _square_matrix(name: str, value: Any) -> np.ndarray:
-    matrix = _checks.real_array(name, value)
+    matrix = checks.real_array(name, value)
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or matrix.size == 0:
         raise ValueError(f"`{name}` must be a square matrix, got shape {matrix.shape}.")
     if np.any(matrix < 0):
@@ -241,7 +241,7 @@ def _stochastic_matrix(value: Any) -> np.ndarray:
     P = _square_matrix("transition", value)
     sums = P.sum(axis=1)
     misses = np.abs(sums - 1)
-    if misses.max() > _checks.SUM_TOLERANCE:
+    if misses.max() > checks.SUM_TOLERANCE:
         row = int(misses.argmax())
         raise ValueError(
             f"`transition` must have rows that sum to one, but row {row} sums to "
@@ -254,7 +254,7 @@ def _stochastic_matrix(value: Any) -> np.ndarray:
 
 
 def _positive_law(stationary: Any) -> np.ndarray:
-    pi = _checks.law("stationary", stationary)
+    pi = checks.law("stationary", stationary)
     if np.any(pi == 0):
         raise ValueError(
             "`stationary` must be positive everywhere (a token of probability zero "

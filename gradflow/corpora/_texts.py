@@ -5,9 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from .. import _checks
-from .._checks import Checked
-from .._storage import write_whole
+from .._core import checks
+from .._core.checks import Checked
+from .._core.storage import write_whole
 from ._hub import HubError, first_lines, parquet_texts
 from ._tokens import tokenise
 
@@ -85,7 +85,7 @@ def tinystories(
     - `lines`: read only so many lines.
     """
     _check_split(split, ("train", "valid"))
-    lines = None if lines is None else _checks.whole_number("lines", lines)
+    lines = None if lines is None else checks.whole_number("lines", lines)
 
     def fetch() -> str:
         name = f"TinyStoriesV2-GPT4-{split}.txt"

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from .. import _checks
-from .._checks import Checked
+from .._core import checks
+from .._core.checks import Checked
 
 # A mark such as <|endoftext|> is one token, a word keeps its apostrophes (that's), and
 # what else is no white space stands alone.
@@ -130,7 +130,7 @@ class Vocabulary:
         kept = _kept(keep, counts)
         if size is None:
             return cls(tuple(token for token, _ in counts.most_common()))
-        size = _checks.whole_number("size", size, least=2)
+        size = checks.whole_number("size", size, least=2)
         if not isinstance(rest, str) or not rest:
             raise ValueError(f"`rest` must be a token, got {rest!r}.")
         if len(counts) < size:

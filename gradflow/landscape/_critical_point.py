@@ -7,15 +7,13 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import Float, PyTree
 
-from .. import _checks
-from .._checks import Checked
+from .._core import checks, machine
+from .._core.checks import Checked
 from ._flat import (
     FlatLoss,
     as_params,
-    available_bytes,
     dense_bytes,
     flat_loss,
-    in_words,
     refuse_not_finite,
 )
 from ._krylov import Plan
@@ -164,19 +162,19 @@ def find_critical_point(
     far it came and keeps the point.
     """
     if gap is not None:
-        gap = _checks.positive_number("gap", gap, zero_allowed=True)
-    tolerance = _checks.positive_number("tolerance", tolerance)
-    max_steps = _checks.whole_number("max_steps", max_steps)
+        gap = checks.positive_number("gap", gap, zero_allowed=True)
+    tolerance = checks.positive_number("tolerance", tolerance)
+    max_steps = checks.whole_number("max_steps", max_steps)
     if dense is not None and not isinstance(dense, bool):
         raise ValueError(f"`dense` must be True, False or None, got {dense!r}.")
     flat, y = flat_loss(loss, params)
     if dense is None:
         dense = y.size <= DENSE_SIZE
-    elif dense and dense_bytes(y.size) > available_bytes():
+    elif dense and dense_bytes(y.size) > machine.available_memory():
         raise ValueError(
             f"`dense` must not be True for n = {y.size:,} parameters: the Hessian and "
-            f"its eigenvectors take {in_words(dense_bytes(y.size))}, and "
-            f"{in_words(available_bytes())} are free."
+            f"its eigenvectors take {machine.readable(dense_bytes(y.size))}, and "
+            f"{machine.readable(machine.available_memory())} are free."
         )
     search = Newton(
         flat, dense_view if dense else krylov_view, tolerance, gap, max_steps
@@ -259,9 +257,9 @@ def _lowest(flat: FlatLoss, view: View, gap: float, steps: int) -> Spectrum:
     n, k = view.y.size, FIRST_EIGENPAIRS
     while True:
         plan = Plan.of(k, 0)
-        if plan.rows > n and dense_bytes(n) <= available_bytes():
+        if plan.rows > n and dense_bytes(n) <= machine.available_memory():
             return dense_spectrum(flat, view.y)
-        if plan.rows > n or 16 * plan.basis * n > available_bytes():
+        if plan.rows > n or 16 * plan.basis * n > machine.available_memory():
             raise Stuck(
                 f"the point is found, but with at least {k // 2} eigenvalues below "
                 f"{-gap:.1e} its index is too large to be counted",

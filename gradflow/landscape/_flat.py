@@ -1,8 +1,6 @@
 """A loss on one flat vector: its derivatives, and how much memory they may take."""
 
-import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import equinox as eqx
@@ -11,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from .. import _checks
-from .._ravel import Ravel
+from .._core.ravel import Ravel
+from ..problems import AbstractLoss, checked_loss
 
 Vector = Float[Array, " n"]
 Product = Callable[[Vector], Vector]
@@ -28,11 +26,11 @@ NORM_ITERATIONS = 12
 class FlatLoss(eqx.Module):
     """L(y), with y the parameters as one flat vector."""
 
-    loss: Callable[[PyTree], Any]
+    loss: AbstractLoss
     ravel: Ravel = eqx.field(static=True)
 
     def __call__(self, y: Vector) -> Float[Array, ""]:
-        return jnp.asarray(self.loss(self.ravel.unravel(y)), jnp.float64)
+        return self.loss.in_double(self.ravel.unravel(y))
 
     def gradient(self, y: Vector) -> Vector:
         return jax.grad(self)(y)
@@ -78,7 +76,7 @@ class FlatLoss(eqx.Module):
 
 def flat_loss(loss: Any, params: PyTree) -> tuple[FlatLoss, Vector]:
     """A loss and a point as the rest of this room takes them, checked."""
-    _checks.scalar_loss(loss, params)
+    loss = checked_loss(loss, params)
     ravel = Ravel.of(params)
     return FlatLoss(loss, ravel), ravel.ravel(params)
 
@@ -128,31 +126,3 @@ def as_params(flat: FlatLoss, y: Vector) -> PyTree:
 
 def dense_bytes(n: int) -> int:
     return DENSE_COPIES * 8 * n**2
-
-
-def available_bytes() -> int:
-    """The memory that this process may still take, as far as the system tells."""
-    limits = []
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                limits.append(1024 * int(line.split()[1]))
-    # A container may have less than its machine.
-    group = Path("/sys/fs/cgroup")
-    most, used = group / "memory.max", group / "memory.current"
-    if most.exists() and used.exists() and most.read_text().strip() != "max":
-        limits.append(max(0, int(most.read_text()) - int(used.read_text())))
-    if not limits:
-        limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    return min(limits)
-
-
-def in_words(count: int) -> str:
-    """A number of bytes for people."""
-    size = float(count)
-    for unit in ("bytes", "KB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:,.3g} TB"

@@ -10,9 +10,10 @@ import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from .. import _checks
-from .._checks import Checked
-from .._ravel import Ravel, path_name
+from .._core import checks
+from .._core.checks import Checked
+from .._core.ravel import Ravel, path_name
+from ..problems import checked_loss
 from ._critical_point import DENSE_SIZE, CriticalPoint
 from ._flat import FlatLoss, Vector, flat_loss, look, refuse_not_finite
 from ._krylov import Lanczos, lanczos
@@ -64,13 +65,13 @@ def linearised_flow(
 
     The parameters at `ts`, with time as the leading axis of every array.
     """
-    times = _checks.increasing_times("ts", ts)
+    times = checks.increasing_times("ts", ts)
     if times[0] < 0:
         raise ValueError(f"`ts` must not be negative, got {times[0]:g}.")
     known = critical_point if isinstance(critical_point, CriticalPoint) else None
     centre = critical_point if known is None else known.params
-    _checks.scalar_loss(loss, params)
-    _checks.floating_parameters("critical_point", centre)
+    checked_loss(loss, params)
+    checks.floating_parameters("critical_point", centre)
     _check_alike(centre, params)
     flat, y = flat_loss(loss, centre)
     start = flat.ravel.ravel(params) - y

@@ -8,17 +8,15 @@ import jax
 import numpy as np
 from jaxtyping import Float, PyTree
 
-from .. import _checks
-from .._checks import Checked
-from .._ravel import Ravel
+from .._core import checks, machine
+from .._core.checks import Checked
+from .._core.ravel import Ravel
 from ._flat import (
     FlatLoss,
     Vector,
     as_params,
-    available_bytes,
     dense_bytes,
     flat_loss,
-    in_words,
     look,
     refuse_not_finite,
 )
@@ -130,17 +128,17 @@ def hessian_spectrum(
     A `Spectrum`. A search that does not converge raises a `SpectrumError`.
     """
     if k is not None:
-        k = _checks.whole_number("k", k)
+        k = checks.whole_number("k", k)
     if not isinstance(which, str) or which not in ENDS:
         raise ValueError(f"`which` must be one of {', '.join(ENDS)}, got {which!r}.")
     if k is None and which != "both":
         raise ValueError(
             f"`which` = {which!r} needs `k`, the number of eigenpairs at that end."
         )
-    tolerance = _checks.positive_number("tolerance", tolerance)
+    tolerance = checks.positive_number("tolerance", tolerance)
     if max_products is not None:
-        max_products = _checks.whole_number("max_products", max_products)
-    seed = _checks.whole_number("seed", seed, least=0)
+        max_products = checks.whole_number("max_products", max_products)
+    seed = checks.whole_number("seed", seed, least=0)
     flat, y = flat_loss(loss, params)
     n = y.size
     if k is None:
@@ -157,12 +155,12 @@ def hessian_spectrum(
 
 
 def _refuse_large(n: int, needed_for: int | None = None) -> None:
-    needed, free = dense_bytes(n), available_bytes()
+    needed, free = dense_bytes(n), machine.available_memory()
     if needed <= free:
         return
     what = (
         f"the dense Hessian of n = {n:,} parameters and its eigenvectors take "
-        f"{in_words(needed)}, and {in_words(free)} are free"
+        f"{machine.readable(needed)}, and {machine.readable(free)} are free"
     )
     if needed_for is None:
         raise ValueError(

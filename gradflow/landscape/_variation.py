@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from .. import _checks
-from .._checks import Checked
-from .._metric import velocity_of
-from .._ravel import Ravel
+from .._core import checks
+from .._core.checks import Checked
+from .._core.ravel import Ravel
+from ..problems import checked_loss
 from ._flat import Vector
 
 KRYLOV_SIZE = 40
@@ -70,22 +70,22 @@ def linearised_along(
 
     δ at `ts`, with time as the leading axis of every array.
     """
-    times = _checks.increasing_times("ts", ts)
+    times = checks.increasing_times("ts", ts)
     if times[0] < 0:
         raise ValueError(f"`ts` must not be negative, got {times[0]:g}.")
-    rtol = _checks.positive_number("rtol", rtol)
+    rtol = checks.positive_number("rtol", rtol)
     states = getattr(reference, "at", reference)
     if not callable(states):
         raise ValueError(
             "`reference` must be a Flow or a function of an array of times, got "
             f"{type(reference).__name__}."
         )
-    _checks.floating_parameters("perturbation", perturbation)
+    checks.floating_parameters("perturbation", perturbation)
     ravel = Ravel.of(perturbation)
     y0 = _states(states, ravel, np.zeros(1))[0]
     if not np.all(np.isfinite(y0)):
         raise ValueError("`reference` must be finite, got NaN or infinity at t = 0.")
-    _checks.scalar_loss(loss, ravel.unravel(y0))
+    loss = checked_loss(loss, ravel.unravel(y0))
     start = np.asarray(ravel.ravel(perturbation))
     size = float(np.linalg.norm(start))
     if size == 0:
@@ -160,7 +160,7 @@ class _Field(eqx.Module):
     def __call__(self, y: Vector) -> Vector:
         params = self.ravel.unravel(y)
         gradient = jax.grad(lambda p: jnp.asarray(self.loss(p), jnp.float64))(params)
-        return self.ravel.ravel(velocity_of(self.loss, params, gradient))
+        return self.ravel.ravel(self.loss.velocity(params, gradient))
 
 
 def _first_step(field: _Field, y: Vector, end: float) -> float:

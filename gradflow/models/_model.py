@@ -8,7 +8,7 @@ import equinox as eqx
 from equinox import AbstractClassVar, AbstractVar
 from jaxtyping import Array, Float, Int, PyTree
 
-from .._types import AnyArray
+from .._core.types import AnyArray, Seed
 
 
 class KnownSaddle(NamedTuple):
@@ -22,7 +22,7 @@ class KnownSaddle(NamedTuple):
     """In how many directions."""
 
 
-class Model(eqx.Module):
+class AbstractModel(eqx.Module):
     """Parameters, their initialisation, the map from contexts to logits, and what is
     known of it."""
 
@@ -32,7 +32,7 @@ class Model(eqx.Module):
     """d, the number of tokens."""
 
     @abstractmethod
-    def init(self, seed: int, scale: float) -> PyTree:
+    def init(self, seed: Seed, scale: float) -> PyTree:
         """Random parameters of this scale."""
 
     @abstractmethod
@@ -63,6 +63,18 @@ class Model(eqx.Module):
     @abstractmethod
     def observables(self, population: Any) -> dict[str, Callable[[Any], Any]]:
         """What the papers plot, each a function of the parameters."""
+
+    @property
+    def axes(self) -> dict[str, tuple[str, ...]]:
+        """The names of the axes of parameters and observables, by name."""
+        return {}
+
+    def stage_theory(
+        self, population: Any
+    ) -> Literal["speed", "directions", "patterns"]:
+        """Which definitions name the stages of the model's flows; see
+        `gradflow.problems.AbstractLoss.stage_theory`."""
+        return "speed"
 
     def check_population(self, population: Any) -> None:
         """Refuse a population of the right kind that this model cannot read."""

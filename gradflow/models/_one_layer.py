@@ -9,14 +9,14 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from .. import _checks
-from .._checks import Checked
-from .._storage import storable
-from .._types import AnyArray
+from .._core import checks, seeds
+from .._core.checks import Checked
+from .._core.storage import storable
+from .._core.types import AnyArray, Seed
 from ..populations import InfiniteContext, Population
-from ._model import KnownSaddle, Model
+from ._model import AbstractModel, KnownSaddle
 
 LARGEST_MODEL = 2**30
 """Parameters that fit in memory: 8 GiB, of which a solver holds several."""
@@ -33,7 +33,7 @@ class OneLayerParameters(eqx.Module):
 
 
 @storable
-class OneLayerTransformer(Model):
+class OneLayerTransformer(AbstractModel):
     """One attention layer, without position code, residual, normalisation or value
     matrix.
 
@@ -57,12 +57,12 @@ class OneLayerTransformer(Model):
         width: Checked[int],
         head_width: Checked[int | None] = None,
     ):
-        self.vocabulary = _checks.whole_number("vocabulary", vocabulary)
-        self.width = _checks.whole_number("width", width)
+        self.vocabulary = checks.whole_number("vocabulary", vocabulary)
+        self.width = checks.whole_number("width", width)
         self.head_width = (
             self.width
             if head_width is None
-            else _checks.whole_number("head_width", head_width)
+            else checks.whole_number("head_width", head_width)
         )
 
         count = sum(rows * columns for rows, columns in self.shapes.values())
@@ -78,16 +78,36 @@ class OneLayerTransformer(Model):
         d, m, k = self.vocabulary, self.width, self.head_width
         return {"W0": (d, m), "WQ": (m, k), "WK": (m, k), "W1": (m, d)}
 
-    def init(self, seed: int, scale: float) -> OneLayerParameters:
-        """Independent entries of law N(0, scale²)."""
-        noise = _noise(seed, tuple(self.shapes.values()))
+    @property
+    def axes(self) -> dict[str, tuple[str, ...]]:
+        return {
+            "W0": ("token", "width"),
+            "WQ": ("width", "head_width"),
+            "WK": ("width", "head_width"),
+            "W1": ("width", "token"),
+            "singular_values_W0": ("singular_value",),
+            "singular_values_W1": ("singular_value",),
+            "singular_values_QK": ("singular_value",),
+            "attention": ("query", "key"),
+            "attention_entropy": ("query",),
+            "attention_mass": ("key",),
+            "embedding_norms": ("token",),
+            "embedding_coordinates": ("token", "direction"),
+        }
+
+    def stage_theory(self, population: Any) -> Literal["directions"]:
+        return "directions"
+
+    def init(self, seed: Seed, scale: float) -> OneLayerParameters:
+        """Independent entries distributed as N(0, scale²)."""
+        noise = _noise(seeds.jax_key("seed", seed), tuple(self.shapes.values()))
         return OneLayerParameters(
             **{k: scale * x for k, x in zip(self.shapes, noise, strict=True)}
         )
 
     def check(self, params: Any) -> None:
         """Refuse parameters that are not this model's."""
-        _checks.parameters_of(OneLayerParameters, self.shapes, params)
+        checks.parameters_of(OneLayerParameters, self.shapes, params)
 
     def context_attention(
         self, params: OneLayerParameters, population: Population
@@ -252,12 +272,12 @@ class OneLayerTransformer(Model):
 
 @functools.partial(jax.jit, static_argnames="shapes")
 def _noise(
-    seed: int | Int[Array, ""], shapes: tuple[tuple[int, ...], ...]
+    key: PRNGKeyArray, shapes: tuple[tuple[int, ...], ...]
 ) -> list[Float[Array, "..."]]:
     """Arrays of these shapes, with entries of law N(0, 1), each from a key of its own.
     Drawn as one, as long as the longest needs, since a draw takes longer to compile
     than to make; a number depends on its key and its place, not on how many follow."""
-    keys = jax.random.split(jax.random.key(seed), len(shapes))
+    keys = jax.random.split(key, len(shapes))
     sizes = [math.prod(shape) for shape in shapes]
     draw = functools.partial(jax.random.normal, shape=(max(sizes),), dtype=jnp.float64)
     rows = jax.vmap(draw)(keys)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from .._types import AnyArray
+from .._core.types import AnyArray
 
 PARALLEL = 1e-9
 """Columns whose directions differ by less are one."""

@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from .. import _checks
-from .._checks import Checked
-from .._storage import storable
-from .._types import AnyArray
+from .._core import checks, seeds
+from .._core.checks import Checked
+from .._core.storage import storable
+from .._core.types import AnyArray, Seed
 from ..populations import ContextsOfChain, Positional
-from ._model import Model
+from ._model import AbstractModel
 from ._patterns import Patterns
 
 
@@ -26,7 +26,7 @@ class PositionalHeadsParameters(eqx.Module):
 
 
 @storable
-class PositionalHeads(Model):
+class PositionalHeads(AbstractModel):
     """Heads that attend to positions, not to tokens: with s_k = softmax(a_k),
 
     logits = Σ_k V_k Σ_i s_k[i] x_{t-i}.
@@ -43,25 +43,45 @@ class PositionalHeads(Model):
     def __init__(
         self, vocabulary: Checked[int], lags: Checked[int], heads: Checked[int]
     ):
-        self.vocabulary = _checks.whole_number("vocabulary", vocabulary)
-        self.lags = _checks.whole_number("lags", lags)
-        self.heads = _checks.whole_number("heads", heads)
+        self.vocabulary = checks.whole_number("vocabulary", vocabulary)
+        self.lags = checks.whole_number("lags", lags)
+        self.heads = checks.whole_number("heads", heads)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         d = self.vocabulary
         return {"a": (self.heads, self.lags), "V": (self.heads, d, d)}
 
-    def init(self, seed: int, scale: float) -> PositionalHeadsParameters:
-        """Values zero, scores of law N(0, scale²)."""
-        noise = jax.random.normal(jax.random.key(seed), self.shapes["a"], jnp.float64)
+    @property
+    def axes(self) -> dict[str, tuple[str, ...]]:
+        return {
+            "a": ("head", "lag"),
+            "V": ("head", "next_token", "token"),
+            "attention": ("head", "lag"),
+            "value_norms": ("head",),
+            "head_overlap": ("head", "other_head"),
+            "attention_to_blocks": ("head", "block"),
+            "value_coordinates": ("head", "block"),
+            "ladder": ("block",),
+            "block_loss": ("block",),
+            "pattern_shares": ("head", "block"),
+        }
+
+    def stage_theory(self, population: Any) -> Literal["patterns", "speed"]:
+        # Only the blocks of a chain define patterns to acquire.
+        return "patterns" if isinstance(population, ContextsOfChain) else "speed"
+
+    def init(self, seed: Seed, scale: float) -> PositionalHeadsParameters:
+        """Zero values and scores distributed as N(0, scale²)."""
+        key = seeds.jax_key("seed", seed)
+        noise = jax.random.normal(key, self.shapes["a"], jnp.float64)
         return PositionalHeadsParameters(
             a=scale * noise, V=jnp.zeros(self.shapes["V"], jnp.float64)
         )
 
     def check(self, params: Any) -> None:
         """Refuse parameters that are not this model's."""
-        _checks.parameters_of(PositionalHeadsParameters, self.shapes, params)
+        checks.parameters_of(PositionalHeadsParameters, self.shapes, params)
 
     def check_population(self, population: Positional) -> None:
         """Refuse a population that this model cannot read."""

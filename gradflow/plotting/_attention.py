@@ -9,15 +9,9 @@ from jaxtyping import Array, Float, PyTree
 from matplotlib.axes import Axes
 from matplotlib.font_manager import FontProperties
 
-from .._flow import Flow
-from ..stages import Stage
-from ._common import (
-    Tokens,
-    axes_or_new,
-    logarithmic_clock,
-    shown_times,
-    tokens_of,
-)
+from ..analysis.stages import Stage
+from ..flows._flow import Flow
+from ._common import Tokens, axes_or_new, logarithmic_clock, shown_times, tokens_of
 from ._stages import shade
 
 SMALLEST_ROW = 5.5

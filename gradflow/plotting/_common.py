@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from .._flow import Flow
+from ..flows._flow import Flow
 
 # Okabe and Ito's colours, told apart also by the colour-blind, without the yellow that
 # is lost on white. Black comes last: it is the boldest, and few figures need eight.

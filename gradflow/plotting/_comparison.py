@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.figure import Figure, SubFigure
 
-from .._compare import Comparison
-from ..stages import Stage
+from ..analysis._compare import Comparison
+from ..analysis.stages import Stage
 from ._common import COLOURS, NotebookFigure, chain_of, logarithmic_clock
 from ._stages import shade
 

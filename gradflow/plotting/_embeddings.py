@@ -4,7 +4,7 @@ import numpy as np
 from jaxtyping import Float
 from matplotlib.axes import Axes
 
-from .._flow import Flow
+from ..flows._flow import Flow
 from ._common import COLOURS, axes_or_new, tokens_of
 
 

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 from matplotlib.axes import Axes
 
-from .._ensemble import Ensemble
+from ..flows._ensemble import Ensemble
 from ._common import COLOURS, axes_or_new, logarithmic_clock
 
 BANDS = {0.9: 0.18, 0.5: 0.35}

@@ -5,8 +5,8 @@ from typing import Literal, NamedTuple
 
 from matplotlib.axes import Axes
 
-from .._flow import Flow
-from ..stages import Stage
+from ..analysis.stages import Stage
+from ..flows._flow import Flow
 from ._common import COLOURS, axes_or_new, chain_of, logarithmic_clock, shown_times
 from ._stages import shade
 

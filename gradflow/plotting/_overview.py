@@ -5,8 +5,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from .._flow import Flow
-from ..stages import Stage
+from ..analysis.stages import Stage
+from ..flows._flow import Flow
 from ._attention import (
     attention_tokens,
     comfortable_height,

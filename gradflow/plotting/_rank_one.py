@@ -10,8 +10,8 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 
-from .._rank_one_comparison import RankOneComparison
-from ..stages import Stage
+from ..analysis._rank_one_comparison import RankOneComparison
+from ..analysis.stages import Stage
 from ._common import COLOURS, NotebookFigure, Tokens, logarithmic_clock, tokens_of
 from ._stages import shade
 

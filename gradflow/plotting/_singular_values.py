@@ -6,8 +6,8 @@ import numpy as np
 from jaxtyping import Float
 from matplotlib.axes import Axes
 
-from .._flow import Flow
-from ..stages import Stage
+from ..analysis.stages import Stage
+from ..flows._flow import Flow
 from ._common import COLOURS, axes_or_new, logarithmic_clock, shown_times
 from ._stages import shade
 

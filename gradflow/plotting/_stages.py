@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 
-from ..stages import Stage
+from ..analysis.stages import Stage
 from ._common import COLOURS
 
 # What is named alike looks alike in every figure.

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
-from .._types import AnyArray
+from .._core.types import AnyArray
 
 
 class ShortLists(eqx.Module):

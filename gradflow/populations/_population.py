@@ -1,5 +1,6 @@
 """What all populations have in common."""
 
+import math
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -9,7 +10,7 @@ import numpy as np
 from equinox import AbstractVar
 from jaxtyping import Float
 
-from .._types import AnyArray
+from .._core.types import AnyArray
 
 
 class AbstractPopulation(eqx.Module):
@@ -27,6 +28,27 @@ class AbstractPopulation(eqx.Module):
     # So has one of contexts that hold few of all tokens.
     lists: ClassVar[Any] = None
     """Of some samples, contexts and targets as `ShortLists`, by which they are read."""
+
+    @property
+    def token_labels(self) -> tuple[str, ...] | None:
+        """The labels of the tokens, if they have any."""
+        return None
+
+    @property
+    def token_frequencies(self) -> Float[np.ndarray, " d"] | None:
+        """The stationary probability of each token, where a chain defines it."""
+        return None
+
+    @property
+    def baselines(self) -> dict[str, float]:
+        """The exact losses of simple predictors, by name: the uniform one, and the best
+        one that ignores the context."""
+        unigram = np.asarray(self.weights) @ np.asarray(self.targets)
+        seen = unigram[unigram > 0]
+        return {
+            "uniform": math.log(self.vocabulary),
+            "best unigram": float(-seen @ np.log(seen)),
+        }
 
     @property
     def size(self) -> int:

@@ -7,9 +7,9 @@ import numpy as np
 from equinox import AbstractVar
 from jaxtyping import Float, Int
 
-from .. import _checks
-from .._checks import Checked
-from .._storage import storable
+from .._core import checks
+from .._core.checks import Checked
+from .._core.storage import storable
 from ..chains import HighOrderChain
 from ._population import AbstractPopulation
 from ._windows import distinct, repetitions
@@ -106,7 +106,7 @@ class DrawnContexts(ContextsOfChain):
         - `seed`: of that draw.
         """
         _check_chain(chain)
-        count = _checks.whole_number("count", count)
+        count = checks.whole_number("count", count)
         self.chain = chain
         self.windows = chain.sample(chain.lags, seed=seed, sequences=count)[:, ::-1]
         self.weights = np.full(count, 1 / count)
@@ -179,8 +179,8 @@ class Sample(Positional):
         - `counts`: how often each sequence is seen, by default once.
         - `source`: the population that was sampled, for comparison.
         """
-        lags = _checks.whole_number("lags", lags)
-        pieces = _checks.token_sequences("sequences", sequences)
+        lags = checks.whole_number("lags", lags)
+        pieces = checks.token_sequences("sequences", sequences)
         often = repetitions(counts, len(pieces))
         if source is not None and not isinstance(source, AllContexts):
             raise ValueError(
@@ -200,7 +200,7 @@ class Sample(Positional):
         seen = 1 + max(int(piece.max()) for piece in pieces if len(piece))
         least = 2 if source is None else source.vocabulary
         d = max(seen, least) if vocabulary is None else vocabulary
-        d = _checks.whole_number("vocabulary", d, least=max(seen, 2))
+        d = checks.whole_number("vocabulary", d, least=max(seen, 2))
         if source is not None and d != source.vocabulary:
             raise ValueError(
                 f"`vocabulary` must be that of `source`, {source.vocabulary}, got {d}."

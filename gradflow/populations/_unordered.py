@@ -13,10 +13,10 @@ import numpy as np
 from equinox import AbstractVar
 from jaxtyping import Array, Float, Int
 
-from .. import _checks
-from .._checks import Checked
-from .._storage import storable
-from .._types import AnyArray
+from .._core import checks
+from .._core.checks import Checked
+from .._core.storage import storable
+from .._core.types import AnyArray
 from ..chains import MarkovChain
 from ._lists import ShortLists
 from ._population import AbstractPopulation
@@ -37,6 +37,14 @@ class Population(AbstractPopulation):
     """i_c, the last token of each context."""
     log_multiplicities: AbstractVar[Float[np.ndarray, "contexts d"]]
     """log n[c, j], how often token j occurs (up to a factor); -inf for never."""
+
+    @property
+    def token_labels(self) -> tuple[str, ...]:
+        return self.chain.labels
+
+    @property
+    def token_frequencies(self) -> Float[np.ndarray, " d"]:
+        return self.chain.stationary
 
     @abstractmethod
     def query_rows(
@@ -145,8 +153,8 @@ class FiniteContext(Population):
         - `max_contexts`: refuse to build a longer list of contexts than this.
         """
         _check_chain(chain)
-        length = _checks.whole_number("length", length)
-        max_contexts = _checks.whole_number("max_contexts", max_contexts)
+        length = checks.whole_number("length", length)
+        max_contexts = checks.whole_number("max_contexts", max_contexts)
         if positions not in ("last", "all"):
             raise ValueError(f"`positions` must be 'last' or 'all', got {positions!r}.")
         d = chain.size
@@ -241,10 +249,10 @@ class SampledContext(Population):
             default what takes 8 GiB while a gradient is computed.
         """
         _check_chain(chain)
-        length = _checks.whole_number("length", length)
-        seed = _checks.whole_number("seed", seed, least=0)
+        length = checks.whole_number("length", length)
+        seed = checks.whole_number("seed", seed, least=0)
         if max_contexts is not None:
-            max_contexts = _checks.whole_number("max_contexts", max_contexts)
+            max_contexts = checks.whole_number("max_contexts", max_contexts)
         d = chain.size
         windows, often = _windows(sequences, length, counts, examples, seed)
         if windows.max() >= d:
@@ -317,7 +325,7 @@ def _windows(
     sequences: Any, length: int, counts: Any, examples: Any, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Each place of `length` tokens and one after them, and how often it is seen."""
-    pieces = _checks.token_sequences("sequences", sequences)
+    pieces = checks.token_sequences("sequences", sequences)
     often = repetitions(counts, len(pieces))
     sizes = np.array([max(len(piece) - length, 0) for piece in pieces])
     if not sizes.any():
@@ -335,7 +343,7 @@ def _windows(
     )
     often = np.repeat(often, sizes)
     if examples is not None:
-        examples = _checks.whole_number("examples", examples, most=len(starts))
+        examples = checks.whole_number("examples", examples, most=len(starts))
         rng = np.random.default_rng(seed)
         chosen = np.sort(rng.choice(len(starts), examples, replace=False))
         starts, often = starts[chosen], often[chosen]
@@ -375,7 +383,7 @@ def start_law(start: Any, chain: MarkovChain) -> np.ndarray:
         raise ValueError(
             f"`start` must be 'stationary', 'uniform' or a law, got {start!r}."
         )
-    return _checks.law("start", start, size=chain.size)
+    return checks.law("start", start, size=chain.size)
 
 
 def _bytes_per_context(d: int) -> int:

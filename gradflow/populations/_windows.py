@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from .. import _checks
+from .._core import checks
 
 
 def distinct(
@@ -22,7 +22,7 @@ def repetitions(value: Any, size: int) -> np.ndarray:
     """How often each of `size` sequences is seen: `counts`, by default once."""
     if value is None:
         return np.ones(size)
-    counts = _checks.real_array("counts", value)
+    counts = checks.real_array("counts", value)
     if counts.shape != (size,) or np.any(counts <= 0):
         raise ValueError(
             f"`counts` must be a positive number for each of the {size} sequences, got "

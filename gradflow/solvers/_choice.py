@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import diffrax
 
-from .._machine import available_memory, readable
+from .._core.machine import available_memory, readable
 from ._fixed import RK4
 from ._kvaerno5 import Kvaerno3, Kvaerno5
 from ._low_rank_ndf import LowRankNDF

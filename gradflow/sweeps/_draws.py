@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from .. import _checks
-from .._checks import Checked
+from .._core import checks
+from .._core.checks import Checked
 from ._grid import Point, Value
 
 Law = Callable[[np.random.Generator], Any]
@@ -22,21 +22,21 @@ def uniform(low: Checked[float], high: Checked[float]) -> Law:
 
 def log_uniform(low: Checked[float], high: Checked[float]) -> Law:
     """Positive numbers between `low` and `high`, whose logarithm is uniform."""
-    low = _checks.positive_number("low", low)
+    low = checks.positive_number("low", low)
     low, high = _bounds(low, high)
     return lambda generator: math.exp(generator.uniform(math.log(low), math.log(high)))
 
 
 def integers(low: Checked[int], high: Checked[int]) -> Law:
     """Whole numbers from `low` to below `high`, all equally likely."""
-    low = _checks.whole_number("low", low, least=-(2**63))
-    high = _checks.whole_number("high", high, least=low + 1)
+    low = checks.whole_number("low", low, least=-(2**63))
+    high = checks.whole_number("high", high, least=low + 1)
     return lambda generator: int(generator.integers(low, high))
 
 
 def _bounds(low: Any, high: Any) -> tuple[float, float]:
     low, high = (
-        float(_checks.real_array(n, v)) for n, v in (("low", low), ("high", high))
+        float(checks.real_array(n, v)) for n, v in (("low", low), ("high", high))
     )
     if not low < high:
         raise ValueError(f"`high` must be above `low` = {low:g}, got {high:g}.")
@@ -62,8 +62,8 @@ def random_points(
     - `count`: the number of points.
     - `seed`: of all that is random here.
     """
-    count = _checks.whole_number("count", count)
-    seed = _checks.whole_number("seed", seed, least=0)
+    count = checks.whole_number("count", count)
+    seed = checks.whole_number("seed", seed, least=0)
     if not isinstance(laws, Mapping) or not laws:
         raise ValueError(
             f"`laws` must map at least one name to the law of its values, got {laws!r}."

@@ -11,9 +11,9 @@ from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .. import _checks
-from .._checks import Checked
-from .._machine import cores
+from .._core import checks
+from .._core.checks import Checked
+from .._core.machine import cores
 from . import _worker
 from ._worker import Shipped
 
@@ -74,7 +74,7 @@ class LocalWorkers:
         cpus: Checked[int] = 1,
         pin: Checked[bool] = True,
     ):
-        cpus = _checks.whole_number("cpus", cpus)
+        cpus = checks.whole_number("cpus", cpus)
         available = cores()
         if cpus > len(available):
             raise ValueError(
@@ -83,7 +83,7 @@ class LocalWorkers:
             )
         if workers is None:
             workers = max(1, len(available) // cpus)
-        count = _checks.whole_number("workers", workers)
+        count = checks.whole_number("workers", workers)
         shares: Sequence[Sequence[int]] = [()] * count
         if pin and count <= len(available):
             # All cores are handed out, so that two sweeps of half as many workers as

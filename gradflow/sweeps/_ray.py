@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
-from .. import _checks
+from .._core import checks
 from . import _worker
 from ._local import Outcome, SweepError, single_threaded
 from ._worker import Shipped
@@ -32,10 +32,10 @@ class RayWorkers:
         runtime_env: dict[str, Any] | None = None,
     ):
         self._workers = (
-            None if workers is None else _checks.whole_number("workers", workers)
+            None if workers is None else checks.whole_number("workers", workers)
         )
-        self._cpus = _checks.positive_number("cpus", cpus, zero_allowed=True)
-        self._gpus = _checks.positive_number("gpus", gpus, zero_allowed=True)
+        self._cpus = checks.positive_number("cpus", cpus, zero_allowed=True)
+        self._gpus = checks.positive_number("gpus", gpus, zero_allowed=True)
         if self._cpus == 0 and self._gpus == 0:
             raise ValueError("`cpus` must be positive where `gpus` is 0, got 0.")
         if runtime_env is not None and not isinstance(runtime_env, dict):

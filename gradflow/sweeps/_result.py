@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from .. import _storage
-from .._flow import Flow
-from .._ravel import path_name
-from .._storage import RunFileError
+from .._core import storage
+from .._core.ravel import path_name
+from .._core.storage import RunFileError
+from ..flows._flow import Flow
 from ._grid import key_of
 from ._worker import plain_values
 
@@ -43,7 +43,7 @@ def encode(result: Any, label: Mapping[str, Any]) -> Encoded:
         kind, content = FLOW, result.contents()
     else:
         kind, content = VALUES, plain_values(result, label["point"])
-    data = _storage.encode({**label, "kind": kind, "content": content})
+    data = storage.encode({**label, "kind": kind, "content": content})
     # The last two bytes of a zip archive without a comment are the comment's length.
     body = data[:-2] + SEAL.to_bytes(2, "little")
     key = key_of(label["task"], label["version"], label["point"])
@@ -75,32 +75,32 @@ def read(path: Path) -> bytes:
 def decode(path: Path, **given: Any) -> tuple[dict[str, Any], Flow | dict[str, Any]]:
     """The label and the result in the file at `path`; what is `given` is for a flow, as
     for `Flow.load`."""
-    packed, arrays = _storage.decode(io.BytesIO(read(path)), path)
+    packed, arrays = storage.decode(io.BytesIO(read(path)), path)
 
     def build() -> tuple[dict[str, Any], Flow | dict[str, Any]]:
-        label = _storage.unpack(packed, arrays)
+        label = storage.unpack(packed, arrays)
         kind, content = label.pop("kind"), label.pop("content")
         if kind == FLOW:
             return label, Flow.from_contents(content, **given)
         return label, content
 
-    return _storage.built(path, build)
+    return storage.built(path, build)
 
 
 def variables(path: Path) -> tuple[str, dict[str, Any]]:
     """The kind and the variables of the result at `path`; no object is rebuilt."""
-    packed, arrays = _storage.decode(io.BytesIO(read(path)), path)
+    packed, arrays = storage.decode(io.BytesIO(read(path)), path)
 
     def build() -> tuple[str, dict[str, Any]]:
         fields = packed["dict"]
         names = _FLOW_FIELDS if fields["kind"] == FLOW else fields["content"]["dict"]
         content = {
-            name: _storage.unpack(fields["content"]["dict"][name], arrays)
+            name: storage.unpack(fields["content"]["dict"][name], arrays)
             for name in names
         }
         return fields["kind"], _shown(fields["kind"], content)
 
-    return _storage.built(path, build)
+    return storage.built(path, build)
 
 
 def summary(path: Path) -> dict[str, Any]:

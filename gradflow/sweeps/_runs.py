@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from .. import _checks, solvers
-from .._flow import Flow
-from .._integrate import integrate
+from .. import solvers
+from .._core import checks
+from .._integrate._integrate import integrate
 from ..chains import MarkovChain
+from ..flows._flow import Flow
 from ..models import OneLayerTransformer
 from ..populations import FiniteContext, InfiniteContext
-from ..problem import Problem
+from ..problems._problem import Problem
 from ._grid import Value
 
 SETTINGS: dict[str, type] = {
@@ -57,12 +58,12 @@ class Run:
         options = {**self.options, **point}
         _problem(options).init(options["seed"], options["scale"])
         for name in ("horizon", "rtol"):
-            _checks.positive_number(name, options[name])
+            checks.positive_number(name, options[name])
         if options["atol"] is not None:
-            _checks.positive_number("atol", options["atol"], zero_allowed=True)
+            checks.positive_number("atol", options["atol"], zero_allowed=True)
         solver = solvers.resolve(options["solver"]).name
         if options["step"] is not None:
-            _checks.positive_number("step", options["step"])
+            checks.positive_number("step", options["step"])
             if solver not in solvers.FIXED_STEP:
                 fixed = " and ".join(solvers.FIXED_STEP)
                 raise ValueError(f"`step` must go with {fixed}, got {solver}.")

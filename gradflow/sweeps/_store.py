@@ -23,9 +23,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .._checks import Checked
-from .._flow import Flow
-from .._storage import RunFileError, write_whole
+from .._core.checks import Checked
+from .._core.storage import RunFileError, write_whole
+from ..flows._flow import Flow
 from . import _result
 from ._grid import Grid, Point, Value, as_grid, key_of, merge
 

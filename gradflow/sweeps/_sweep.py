@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import _checks
-from .._checks import Checked
-from .._flow import Flow
-from .._progress import count_bar
+from .._core import checks
+from .._core.checks import Checked
+from .._core.progress import count_bar
+from ..flows._flow import Flow
 from . import _result
 from ._grid import Grid, Point, Value, as_grid
 from ._local import LocalWorkers, Outcome, SweepError
@@ -113,8 +113,8 @@ def sweep(
     title = name_of(task, name)
     points_asked = as_grid(grid)
     path = _path(store)
-    retries = _checks.whole_number("retries", retries, least=0)
-    version = _checks.whole_number("version", version)
+    retries = checks.whole_number("retries", retries, least=0)
+    version = checks.whole_number("version", version)
     pool = _pool(engine, workers, cpus, gpus, runtime_env)
     results = Store.for_sweep(path, title, version, points_asked)
     shipped = ship(task)

@@ -47,7 +47,7 @@ def compute(task: Callable, label: dict[str, Any]) -> tuple[str, Any]:
     try:
         # Whoever returns a Flow has gradflow loaded; others need not pay for it.
         if hasattr(sys.modules.get("gradflow"), "sweeps"):
-            from gradflow.sweeps._result import encode
+            from ._result import encode
 
             return "encoded", tuple(encode(result, label))
         return "values", plain_values(result, point)

@@ -1,0 +1,2 @@
+"""Helpers that every room may use: checks, parameter vectors, types, progress bars, the
+file format, the machine's limits and compilation."""

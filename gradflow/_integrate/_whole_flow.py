@@ -1,0 +1,184 @@
+"""One flow of an ensemble, from its start to its end, as one compiled function."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import diffrax
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PyTree
+
+from .._core.compiled import compiled
+from .._core.ravel import Ravel
+from .._core.types import AnyArray
+from .._stepping._energy import EnergyAccount
+from .._stepping._record import Snapshot, Watch
+from .._stepping._segments import (
+    Equation,
+    State,
+    plain_advance,
+    plain_balance,
+    plain_start,
+)
+from ..flows._flow import fill_rows
+from ._factorisations import factorised
+
+
+class Members(eqx.Module):
+    """What is each member's own, along a leading axis: on the host, or in JAX."""
+
+    varying: PyTree
+    """Of the losses, where they are not all equal."""
+    y0: Float[AnyArray, "members n"]
+    t1: Float[AnyArray, " members"]
+    atol: Float[AnyArray, " members"]
+
+
+class Common(eqx.Module):
+    """What all members share."""
+
+    loss: PyTree
+    """The losses, without what varies."""
+    ravel: Ravel = eqx.field(static=True)
+    solver: diffrax.AbstractSolver
+    rtol: Float[Array, ""]
+    budget: Int[Array, ""]
+    times: Float[Array, " times"]
+    stored: Int[Array, " stored"]
+    """At which of them the parameters are stored."""
+    named: tuple[str, ...] = eqx.field(static=True)
+    functions: dict[str, Callable[[PyTree], Any]]
+    event: Callable[[PyTree], Any] | None
+    steps: int = eqx.field(static=True)
+    """In a segment."""
+    at_once: int = eqx.field(static=True)
+    """How many states are observed together, by what is not observed one by one."""
+
+    def equation(self, member: Any) -> Equation:
+        loss: Any = eqx.combine(self.loss, member.varying)
+        return Equation(loss, self.ravel, self.solver, self.rtol, member.atol)
+
+
+class Outcome(eqx.Module):
+    """A member's flow."""
+
+    rows: Snapshot
+    """At the saved times that it reached; the parameters at the stored ones."""
+    saved: Int[Array, "*members"]
+    """How many times it reached."""
+    end: Snapshot
+    state: State
+    """Without what is large: y, and what the solver keeps."""
+    result: diffrax.RESULTS
+    account: EnergyAccount
+    accepted: Int[Array, "*members"]
+    rejected: Int[Array, "*members"]
+
+
+def _whole_flow(common: Common, member: Any) -> Outcome:
+    """One of the `Members` from its start to its end, segment after segment."""
+    equation = common.equation(member)
+    zero = jnp.zeros((), jnp.int64)
+
+    # Where it ended, where it was at the saved times, and what fills up a batch: where
+    # nothing else is written, the start.
+    size = 1 + len(common.times)
+    states = jnp.tile(member.y0, (size + -size % common.at_once, 1))
+
+    def fill(
+        states: Float[Array, "rows n"], dense: Any, first: Array, last: Array
+    ) -> Float[Array, "rows n"]:
+        def one(i: Array, states: Array) -> Array:
+            return states.at[i + 1].set(dense.evaluate(common.times[i]))
+
+        return jax.lax.fori_loop(first, last, one, states)
+
+    def is_open(state: State, result: diffrax.RESULTS) -> Bool[Array, ""]:
+        return (
+            (state.t < member.t1)
+            & (result == diffrax.RESULTS.max_steps_reached)
+            & (state.controller_state.budget > 0)
+            & jnp.isfinite(state.loss)
+            & jnp.isfinite(state.dt)
+        )
+
+    def go_on(carry: tuple) -> tuple:
+        state, _, account, states, saved, accepted, rejected = carry
+        segment = plain_advance(equation, state, member.t1, common.steps, common.event)
+        end = segment.state
+        account = plain_balance(equation, account, segment.dense, end.t)
+        reached = jnp.searchsorted(common.times, end.t, side="right").astype(jnp.int64)
+        return (
+            end,
+            segment.result,
+            account,
+            fill(states, segment.dense, saved, reached),
+            reached,
+            accepted + segment.accepted,
+            rejected + segment.rejected,
+        )
+
+    state, _ = plain_start(equation, member.y0, member.t1, common.budget)
+    state, result, account, states, saved, accepted, rejected = jax.lax.while_loop(
+        lambda carry: is_open(carry[0], carry[1]),
+        go_on,
+        (
+            state,
+            diffrax.RESULTS.max_steps_reached,
+            EnergyAccount.open(state.loss),
+            states,
+            zero,
+            zero,
+            zero,
+        ),
+    )
+    states = states.at[0].set(state.y)
+    taken = _observed(common, equation, member.y0, states, saved + 1)
+    end = jax.tree.map(lambda x: x[0], taken)
+    rows = jax.tree.map(lambda x: x[1:size], taken)
+    stored = jax.tree.map(lambda x: x[common.stored], rows.params)
+    rows = dataclasses.replace(rows, params=stored)
+    # `end` has the parameters, and the solver's own state is of use to nobody now.
+    state = eqx.tree_at(
+        lambda s: (s.y, s.solver_state, s.recent), state, (None, None, None)
+    )
+    return Outcome(rows, saved, end, state, result, account, accepted, rejected)
+
+
+def _observed(
+    common: Common,
+    equation: Equation,
+    y0: Float[Array, " n"],
+    states: Float[Array, "rows n"],
+    count: Int[Array, ""],
+) -> Snapshot:
+    """Snapshots of the first so many of some states; the rest is anything.
+
+    What calls LAPACK is observed in a loop of its own, of several states at a time. The
+    rest is one by one a loop that XLA's CPU compiler turns into one function."""
+    watch = Watch(equation, y0, common.named, common.functions)
+    start = equation.ravel.unravel(y0)
+    calling = [k for k, f in watch.observed_by.items() if factorised(f, start)]
+    quick, calling = watch.without(calling), watch.only(calling)
+    one_by_one = jax.default_backend() == "cpu"
+    batch = 1 if one_by_one else common.at_once
+    taken = fill_rows(quick.snapshot, states, count, batch)
+    if not calling.observed_by:
+        return taken
+    called = fill_rows(calling.observables, states, count, common.at_once)
+    return dataclasses.replace(taken, observables=taken.observables | called)
+
+
+def _some_flows(common: Common, members: Members, batch: int) -> Outcome:
+    return jax.lax.map(
+        lambda member: _whole_flow(common, member),
+        members,
+        # A batch of one would still run both branches of every condition.
+        batch_size=None if batch == 1 else batch,
+    )
+
+
+some_flows_small = compiled(_some_flows, one_thread=True)
+some_flows_large = compiled(_some_flows)

@@ -1,0 +1,1 @@
+"""The flow's equation, integrated by diffrax in segments; knows no `Flow`."""

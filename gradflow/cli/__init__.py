@@ -1,0 +1,3 @@
+"""The command `gradflow`."""
+
+from ._main import main as main

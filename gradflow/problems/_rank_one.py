@@ -1,0 +1,269 @@
+"""The rank-one reduction of the one-layer Transformer: its flow in 2d+2 numbers."""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PyTree
+
+from .._core import checks
+from .._core.checks import Checked
+from .._core.storage import storable
+from .._core.types import AnyArray, Seed
+from ..models._one_layer import OneLayerParameters, OneLayerTransformer
+from ..populations import Population
+from ._population_loss import AbstractPopulationLoss, check_population
+
+SWEEPS = 10
+"""Of the alternating search for the nearest rank-one state. Near the manifold each
+sweep gains a factor of the squared distance to it, and one would do."""
+
+
+@storable
+class RankOneParameters(eqx.Module):
+    """γ (d) of the embedding, β (d) of the projection, q and k of the attention."""
+
+    gamma: Float[AnyArray, "*time d"]
+    beta: Float[AnyArray, "*time d"]
+    q: Float[AnyArray, "*time"]
+    k: Float[AnyArray, "*time"]
+
+
+@storable
+class RankOneProblem(AbstractPopulationLoss):
+    """The loss on the rank-one manifold of the one-layer Transformer,
+
+        W0 = γαᵀ,  W1 = αβᵀ,  WQ = q αᾱᵀ,  WK = k αᾱᵀ
+
+    with unit vectors α of R^m and ᾱ of R^k, as a problem of its own in 2d+2 numbers:
+    L(M, Φ) at M = γβᵀ and Φ = qk γγᵀ. Its gradient flow is
+
+        γ̇ = -G_M β - qk(G_Φ + G_Φᵀ)γ,  β̇ = -G_Mᵀγ,
+        q̇ = -k γᵀG_Φγ,  k̇ = -q γᵀG_Φγ
+
+    with G_M = ∂L/∂M and G_Φ = ∂L/∂Φ. The full flow leaves the manifold invariant and
+    keeps α and ᾱ, so that there both flows are the same, whatever m and k: this is the
+    Transformer of width and head width one.
+    """
+
+    population: Checked[Population]
+
+    def __check_init__(self):
+        check_population(self.population)
+
+    @property
+    def vocabulary(self) -> int:
+        """d, the number of tokens."""
+        return self.population.vocabulary
+
+    @property
+    def _narrow(self) -> OneLayerTransformer:
+        return OneLayerTransformer(self.vocabulary, 1, 1)
+
+    def check(self, params: PyTree) -> None:
+        """Raise a `ValueError` if `params` are not parameters of this problem."""
+        self._check(params, ())
+
+    def _check(self, params: Any, times: tuple[int, ...]) -> None:
+        vector = (*times, self.vocabulary)
+        shapes = {"gamma": vector, "beta": vector, "q": times, "k": times}
+        checks.parameters_of(RankOneParameters, shapes, params)
+
+    def logits(self, params: RankOneParameters) -> Float[AnyArray, "contexts d"]:
+        return self._narrow.logits(_widened(params), self.population)
+
+    def conserved_terms(
+        self, params: RankOneParameters
+    ) -> dict[str, Float[AnyArray, " terms"]]:
+        """Terms, stacked, whose sums the flow keeps constant, for any population.
+
+        - `embedding_balance`: γᵀγ - βᵀβ - q² - k²;
+        - `attention_balance`: q² - k²;
+        - `projection_sum`: Σβ.
+        """
+        terms = self._narrow.conserved_terms(_widened(params))
+        return {name: jnp.reshape(stack, -1) for name, stack in terms.items()}
+
+    def _random(self, seed: Seed, scale: float) -> RankOneParameters:
+        wide = self._narrow.init(seed, scale)
+        return RankOneParameters(
+            gamma=wide.W0[:, 0], beta=wide.W1[0], q=wide.WQ[0, 0], k=wide.WK[0, 0]
+        )
+
+    def _model_observables(self) -> dict[str, Callable[[RankOneParameters], Any]]:
+        def watched(function: Callable) -> Callable[[RankOneParameters], Any]:
+            return lambda params: function(_widened(params))
+
+        known = self._narrow.observables(self.population)
+        return {
+            **{name: watched(function) for name, function in known.items()},
+            # Here the sign is no free choice: it is that of γ.
+            "embedding_coordinates": lambda params: params.gamma[:, None],
+            "focus": lambda params: params.q * params.k,
+        }
+
+    def stored_arguments(self) -> dict[str, Any]:
+        return {"population": self.population}
+
+    #
+    # Between the manifold and the full model
+    #
+
+    def embed(
+        self,
+        params: Checked[RankOneParameters],
+        width: Checked[int],
+        head_width: Checked[int | None] = None,
+        alpha: Any = None,
+        alpha_bar: Any = None,
+    ) -> OneLayerParameters:
+        """The state of the full model that `params` stand for: W0 = γαᵀ, W1 = αβᵀ,
+        WQ = q αᾱᵀ, WK = k αᾱᵀ.
+
+        **Arguments:**
+
+        - `params`: of this problem; stacked in time, the states come stacked too.
+        - `width`, `head_width`: m and k of the full model; by default k = m.
+        - `alpha`, `alpha_bar`: vectors with the directions of α and ᾱ; by default the
+            first unit vectors.
+        """
+        self._check(params, np.shape(getattr(params, "q", ())))
+        model = OneLayerTransformer(self.vocabulary, width, head_width)
+        return _embedded(
+            params,
+            _direction("alpha", alpha, model.width),
+            _direction("alpha_bar", alpha_bar, model.head_width),
+        )
+
+    def directions(
+        self, params: Checked[OneLayerParameters]
+    ) -> tuple[Float[Array, " m"], Float[Array, " k"]]:
+        """α and ᾱ of the point of the manifold that is nearest to `params`: the unit
+        vectors at which
+
+            ‖W0 α‖² + ‖W1ᵀα‖² + (αᵀWQ ᾱ)² + (αᵀWK ᾱ)²
+
+        is largest. α begins as the first singular vector of W0 and W1 jointly; then ᾱ
+        given α and α given ᾱ, each the first singular vector of what it meets, take
+        turns. Of the two signs of α the one with γ·π ≥ 0 is taken, and of ᾱ the one
+        with q ≥ 0.
+        """
+        self._check_full(params)
+        return _directions(params, self.population.chain.stationary)
+
+    def project(self, params: Checked[OneLayerParameters]) -> RankOneParameters:
+        """The point of the manifold that is nearest to a state of the full model:
+        γ = W0 α, β = W1ᵀα, q = αᵀWQ ᾱ and k = αᵀWK ᾱ, with α and ᾱ as in `directions`.
+        """
+        return _projected(params, *self.directions(params))
+
+    def distance(self, params: Checked[OneLayerParameters]) -> Float[Array, ""]:
+        """How far from the manifold a state θ of the full model is: ‖θ - θ'‖/‖θ‖ with
+        θ' the nearest state on it."""
+        return _share(params, self._residual(params))
+
+    def attention_distance(
+        self, params: Checked[OneLayerParameters]
+    ) -> Float[Array, ""]:
+        """How far from the manifold the attention alone is: the same share of WQ and
+        WK, where θ' is still the state nearest to the whole of θ. One where both are
+        zero, and have no direction."""
+        residual = self._residual(params)
+        return _share((params.WQ, params.WK), (residual.WQ, residual.WK))
+
+    def _residual(self, params: OneLayerParameters) -> OneLayerParameters:
+        alpha, alpha_bar = self.directions(params)
+        nearest = _embedded(_projected(params, alpha, alpha_bar), alpha, alpha_bar)
+        return jax.tree.map(jnp.subtract, params, nearest)
+
+    def _check_full(self, params: Any) -> None:
+        """Refuse what is not one state of a full model, of whatever width."""
+        widths = np.shape(getattr(params, "WQ", 0.0))
+        if len(widths) != 2 or 0 in widths:
+            widths = (1, 1)  # so that the check below says what is wrong
+        OneLayerTransformer(self.vocabulary, *widths).check(params)
+
+
+def _widened(params: RankOneParameters) -> OneLayerParameters:
+    """The same as parameters of width and head width one, where α = ᾱ = 1."""
+    one = jnp.ones(1)
+    return _embedded(params, one, one)
+
+
+def _embedded(
+    params: RankOneParameters,
+    alpha: Float[AnyArray, " m"],
+    alpha_bar: Float[AnyArray, " k"],
+) -> OneLayerParameters:
+    attention = jnp.einsum("a,b->ab", alpha, alpha_bar)
+    return OneLayerParameters(
+        W0=jnp.einsum("...i,a->...ia", params.gamma, alpha),
+        WQ=jnp.einsum("...,ab->...ab", params.q, attention),
+        WK=jnp.einsum("...,ab->...ab", params.k, attention),
+        W1=jnp.einsum("a,...i->...ai", alpha, params.beta),
+    )
+
+
+def _projected(
+    params: OneLayerParameters,
+    alpha: Float[Array, " m"],
+    alpha_bar: Float[Array, " k"],
+) -> RankOneParameters:
+    return RankOneParameters(
+        gamma=params.W0 @ alpha,
+        beta=alpha @ params.W1,
+        q=alpha @ params.WQ @ alpha_bar,
+        k=alpha @ params.WK @ alpha_bar,
+    )
+
+
+@jax.jit
+def _directions(
+    params: OneLayerParameters, pi: Float[AnyArray, " d"]
+) -> tuple[Float[Array, " m"], Float[Array, " k"]]:
+    W0, WQ, WK, W1 = params.W0, params.WQ, params.WK, params.W1
+
+    def given(alpha: Float[Array, " m"]) -> Float[Array, " k"]:
+        return _first_singular_vector(alpha @ WQ, alpha @ WK)
+
+    def turn(_: Any, alpha: Float[Array, " m"]) -> Float[Array, " m"]:
+        alpha_bar = given(alpha)
+        return _first_singular_vector(W0, W1.T, WQ @ alpha_bar, WK @ alpha_bar)
+
+    alpha = jax.lax.fori_loop(0, SWEEPS, turn, _first_singular_vector(W0, W1.T))
+    alpha = jnp.where(pi @ W0 @ alpha < 0, -alpha, alpha)
+    alpha_bar = given(alpha)
+    return alpha, jnp.where(alpha @ WQ @ alpha_bar < 0, -alpha_bar, alpha_bar)
+
+
+def _first_singular_vector(*rows: Float[AnyArray, "..."]) -> Float[Array, " m"]:
+    """The unit vector v at which Σ (row · v)² over all these rows is largest."""
+    _, _, Vt = jnp.linalg.svd(
+        jnp.concatenate([jnp.atleast_2d(row) for row in rows]), full_matrices=False
+    )
+    return Vt[0]
+
+
+def _share(whole: PyTree, part: PyTree) -> Float[Array, ""]:
+    """‖part‖/‖whole‖, and one where the whole is zero."""
+    norms = [
+        jnp.sqrt(sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(tree)))
+        for tree in (whole, part)
+    ]
+    return jnp.where(norms[0] > 0, norms[1] / jnp.where(norms[0] > 0, norms[0], 1), 1.0)
+
+
+def _direction(name: str, value: Any, size: int) -> Float[np.ndarray, " size"]:
+    """A unit vector in the direction of `value`, by default the first one."""
+    if value is None:
+        return np.eye(1, size)[0]
+    vector = checks.real_array(name, value)
+    if vector.shape != (size,):
+        raise ValueError(f"`{name}` must have shape {(size,)}, got {vector.shape}.")
+    norm = np.linalg.norm(vector)
+    if norm == 0:
+        raise ValueError(f"`{name}` must not be zero, as it gives a direction.")
+    return vector / norm

@@ -1,0 +1,127 @@
+"""Heads that are all alike, as one head."""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Float, PyTree
+
+from .._core.checks import Checked
+from .._core.storage import storable
+from .._core.types import AnyArray, Seed
+from ..models import PositionalHeads
+from ._loss import AbstractLoss, Observable, StageTheory
+from ._problem import Problem
+from ._tensor_factorisation import TensorFactorisation
+
+
+@storable
+class SymmetricHeads(AbstractLoss):
+    """A problem with h heads, restricted to heads that are equal: its parameters are
+    those of one head, with a leading axis of length one.
+
+    A flow that starts with equal heads keeps them equal, but integrated as it stands it
+    leaves them by rounding. Here there is nothing to leave: with L̄(θ) = L(θ, …, θ),
+
+        θ̇ = -∇_{θ_k} L = -∇L̄/h.
+    """
+
+    problem: AbstractLoss
+    """A loss whose parameters all have the heads as their leading axis."""
+    heads: int = eqx.field(static=True)
+    _ranks: tuple[int, ...] = eqx.field(static=True)
+    """How many axes each of the parameters has."""
+
+    def __init__(self, problem: Any):
+        is_of_heads = isinstance(problem, TensorFactorisation) or (
+            isinstance(problem, Problem) and isinstance(problem.model, PositionalHeads)
+        )
+        if not is_of_heads:
+            kind = problem.model if isinstance(problem, Problem) else problem
+            raise ValueError(
+                "`problem` must be a problem with several heads, such as a "
+                "TensorFactorisation or a Problem of PositionalHeads, got "
+                f"{type(kind).__name__}."
+            )
+        start = problem.init(0, 0.0)
+        self.problem = problem
+        self.heads = jnp.shape(jax.tree.leaves(start)[0])[0]
+        self._ranks = tuple(jnp.ndim(leaf) for leaf in jax.tree.leaves(start))
+
+    def expand(self, params: PyTree) -> PyTree:
+        """The parameters of all heads; of a flow's, those at each of its times."""
+
+        leaves, structure = jax.tree.flatten(params)
+        copies = [
+            jnp.repeat(jnp.asarray(leaf), self.heads, axis=jnp.ndim(leaf) - rank)
+            for leaf, rank in zip(leaves, self._ranks, strict=True)
+        ]
+        return jax.tree.unflatten(structure, copies)
+
+    def average(self, params: PyTree) -> PyTree:
+        """One head: the mean of those of the problem's parameters. Scores average as
+        they stand, and attention that sums to one goes on doing so."""
+        self.problem.check(params)
+        return jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0, keepdims=True), params)
+
+    def init(self, seed: Checked[Seed] = 0, scale: Checked[float] = 1e-3) -> PyTree:
+        """The mean head of the problem's own start."""
+        return self.average(self.problem.init(seed, scale))
+
+    def check(self, params: Any) -> None:
+        """Raise a `ValueError` if `params` are not those of one head."""
+        for leaf in jax.tree.leaves(params):
+            if jnp.shape(leaf)[:1] != (1,):
+                raise ValueError(
+                    "`params` must be those of one head, with a leading axis of "
+                    f"length one, got shape {jnp.shape(leaf)}."
+                )
+        self.problem.check(self.expand(params))
+
+    def __call__(self, params: PyTree) -> Float[AnyArray, ""]:
+        return self.problem(self.expand(params))
+
+    def velocity(self, params: PyTree, gradient: PyTree) -> PyTree:
+        """The velocity of each of the heads."""
+        of_each = self.expand(jax.tree.map(lambda g: g / self.heads, gradient))
+        velocity = self.problem.velocity(self.expand(params), of_each)
+        return jax.tree.map(lambda leaf: leaf[:1], velocity)
+
+    @property
+    def is_euclidean(self) -> bool:
+        """Whether the flow's Jacobian is symmetric: up to the factor 1/h, as the
+        problem's."""
+        return self.problem.is_euclidean
+
+    @property
+    def floor(self) -> float | None:
+        return self.problem.floor
+
+    def conserved_terms(self, params: PyTree) -> dict[str, AnyArray]:
+        return self.problem.conserved_terms(self.expand(params))
+
+    @property
+    def baselines(self) -> dict[str, float]:
+        return self.problem.baselines
+
+    @property
+    def axes(self) -> dict[str, tuple[str, ...]]:
+        return self.problem.axes
+
+    @property
+    def stage_theory(self) -> StageTheory:
+        return self.problem.stage_theory
+
+    @property
+    def observables(self) -> dict[str, Observable]:
+        """Those of the problem, of all heads."""
+
+        def of_all(function: Callable) -> Callable[[PyTree], Any]:
+            return lambda params: function(self.expand(params))
+
+        return {name: of_all(f) for name, f in self.problem.observables.items()}
+
+    def stored_arguments(self) -> dict[str, Any]:
+        return {"problem": self.problem}
