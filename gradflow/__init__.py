@@ -52,6 +52,7 @@ from .flows import (
     EnsembleError as EnsembleError,
     Flow as Flow,
     FlowError as FlowError,
+    Training as Training,
 )
 from .models import (
     OneLayerParameters as OneLayerParameters,

@@ -233,3 +233,28 @@ def increasing_times(name: str, value: Any) -> np.ndarray:
             f"{times[at]:g}, {times[at + 1]:g}."
         )
     return times
+
+
+def refuse_tracers(*values: object) -> None:
+    """Refuse to run under jit, grad or vmap."""
+    if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(values)):
+        raise ValueError(
+            "`gradflow.integrate` runs on the host and cannot be called inside "
+            "`jax.jit`, `jax.grad` or `jax.vmap`: use `gradflow.integrate_ensemble` "
+            "for many flows at once, or `diffrax.diffeqsolve` with a solver from "
+            "`gradflow.solvers` where a solve must be traced."
+        )
+
+
+def promotion_notes(params: PyTree) -> tuple[str, ...]:
+    """A note if some parameters are not in double precision."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(params)
+    found = {
+        str(np.asarray(leaf).dtype): path_name(where, prefix=".")
+        for where, leaf in leaves
+        if np.asarray(leaf).dtype != np.float64
+    }
+    return tuple(
+        f"`params{where}` was promoted from {dtype} to float64"
+        for dtype, where in found.items()
+    )

@@ -92,3 +92,14 @@ def readable(size: int | float) -> str:
             return f"{size:.3g} {unit}"
         size /= 1000
     return f"{size:,.3g} TB"
+
+
+def refuse_beyond(what: str, needed: int, parts: str = "") -> None:
+    """Raise a `ValueError` if `what` needs more bytes than are available. `parts` says
+    which quantities make it large, or how to make it smaller."""
+    available = available_memory()
+    if needed > available:
+        raise ValueError(
+            f"{what} takes about {readable(needed)}, and {readable(available)} are "
+            f"available{': ' if parts else ''}{parts}."
+        )

@@ -16,13 +16,19 @@ def path_name(path: tuple[Any, ...], prefix: str = "") -> str:
     return f"{prefix}{name}" if name else ""
 
 
+def named_leaves(tree: PyTree) -> dict[str, Any]:
+    """The leaves of a pytree by their places, in order."""
+    leaves, _ = jtu.tree_flatten_with_path(tree)
+    return {path_name(where): leaf for where, leaf in leaves}
+
+
 @dataclasses.dataclass(frozen=True)
 class Ravel:
     """The structure of a pytree of floating arrays, without its numbers.
 
-    `jax.flatten_util.ravel_pytree` hands out a new closure on every call, which jit
-    takes for a new function and traces anew. Two `Ravel`s of equal structure are
-    equal, so a solve compiled for one serves the other.
+    `jax.flatten_util.ravel_pytree` returns a new closure on every call, which jit takes
+    for a new function and traces again. Two `Ravel`s of equal structure are equal, so
+    that a solve compiled for one serves the other.
     """
 
     treedef: Any

@@ -21,7 +21,11 @@ import jax
 import numpy as np
 
 FORMAT = "gradflow-run"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""The version that is written. A new one must go on reading all that came before."""
+READABLE_VERSIONS = (1, 2)
+FORMER_NAMES = {"RankOneFlow": "RankOneProblem"}
+"""Classes that files of older versions know under another name."""
 
 _Class = TypeVar("_Class", bound=type)
 _T = TypeVar("_T")
@@ -29,7 +33,7 @@ _storable: dict[str, type] = {}
 
 
 def storable(cls: _Class) -> _Class:
-    """Mark one of the library's own classes as one that a run file may name.
+    """Mark one of the library's own classes as one that a run file may contain.
 
     Its objects are stored as what `stored_arguments()` returns and rebuilt by calling
     the class with these arguments, so that a file passes the same checks as a user.
@@ -105,8 +109,8 @@ def unpack(packed: Any, arrays: dict[str, np.ndarray]) -> Any:
     if kind in ("list", "tuple"):
         items = [unpack(v, arrays) for v in content]
         return items if kind == "list" else tuple(items)
-    if kind == "object" and content in _storable:
-        cls = _storable[content]
+    if kind == "object" and FORMER_NAMES.get(content, content) in _storable:
+        cls = _storable[FORMER_NAMES.get(content, content)]
         fields = {k: unpack(v, arrays) for k, v in dict(rest)["with"].items()}
         if hasattr(cls, "stored_arguments"):
             return cls(**fields)
@@ -216,13 +220,16 @@ def decode(file: io.BufferedIOBase, path: Path) -> tuple[Any, dict[str, np.ndarr
         )
     try:
         header = json.loads(members["header"].tobytes())
-        found = (header["format"], header["version"])
+        name, version = header["format"], header["version"]
     except (ValueError, KeyError, TypeError) as error:
         raise RunFileError(f"'{path}' is not a gradflow run file.") from error
-    if found != (FORMAT, FORMAT_VERSION):
+    if name != FORMAT:
+        raise RunFileError(f"'{path}' has the format {name!r}, not {FORMAT!r}.")
+    if version not in READABLE_VERSIONS:
         raise RunFileError(
-            f"'{path}' has the format {found[0]!r} version {found[1]!r}; this version "
-            f"of gradflow reads {FORMAT!r} version {FORMAT_VERSION}."
+            f"'{path}' has version {version!r} of the run file format, and this "
+            f"gradflow reads versions {READABLE_VERSIONS[0]} to "
+            f"{READABLE_VERSIONS[-1]}: read it with the newer gradflow that wrote it."
         )
     return header.get("run"), members
 

@@ -1,12 +1,12 @@
 """Checkpoints: the whole state of a solve in a file, between segments.
 
 A file holds numbers only: the leaves of the solver's state, whose structure comes from
-the solve that reads it, and what was recorded so far, but for the dense output. It also
-says what flow it is of, entry by entry, so that another flow's is refused by name.
+the solve that reads it, and everything recorded so far except the dense output. It also
+records which flow it belongs to, entry by entry, so that the checkpoint of another flow
+is refused with the entries that differ.
 """
 
 import glob
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -15,31 +15,28 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PyTree
+from jaxtyping import Float, PyTree
 
 from .._core import storage
-from .._stepping._energy import EnergyAccount
-from .._stepping._record import Past, Snapshot
-from .._stepping._segments import State
+from .._stepping import EnergyAccount, Past, Snapshot, State, versions
+from ._request import Request
 
 LARGEST_SHARE = 0.05
-"""Of the time of a solve, how much writing checkpoints may take."""
+"""The share of a solve's time that writing checkpoints may take."""
 
 
 class Checkpoint:
-    """The file at `path` of one solve, `of` which flow is a dictionary of what decides
-    where it goes."""
+    """The checkpoint file of one solve; `of` is the flow's `identity`."""
 
     def __init__(self, path: Path, every: float, of: dict[str, Any]):
         self._path, self._every = path, every
-        # As it is read again.
+        # In the form in which it is read back.
         self._of = storage.unpack(storage.pack(of, {}), {})
         self._written, self._took = time.monotonic(), 0.0
 
     def read(self, start: State, snapshot: PyTree) -> tuple[State, Past, float] | None:
-        """Where the solve stood, what had been recorded, and the seconds that it took;
-        None if there is no file. `start` is a state and `snapshot` one of the same
-        structures."""
+        """The state of the solve, what had been recorded, and the seconds it took; None
+        if there is no file. `start` and `snapshot` have the structures to restore."""
         if not self._path.exists():
             return None
         return storage.read(self._path, lambda run: self._build(run, start, snapshot))
@@ -48,7 +45,7 @@ class Checkpoint:
         self, run: dict[str, Any], start: State, snapshot: PyTree
     ) -> tuple[State, Past, float]:
         if "checkpoint" not in run:
-            raise ValueError("it is a flow, no checkpoint")
+            raise ValueError("this is a saved flow, not a checkpoint")
         was, now = run["checkpoint"], self._of
         differ = [
             f"`{name}` ({_brief(was.get(name))}, now {_brief(now.get(name))})"
@@ -57,8 +54,8 @@ class Checkpoint:
         ]
         if differ:
             raise ValueError(
-                f"it is of another flow, which differs in {', '.join(differ)}; remove "
-                "it, or give another `checkpoint`"
+                f"it belongs to another flow, which differs in {', '.join(differ)}; "
+                "remove it, or pass another `checkpoint`"
             )
         past = run["past"]
         snapshots = past.pop("snapshots")
@@ -77,7 +74,7 @@ class Checkpoint:
         return time.monotonic() - self._written >= pause
 
     def write(self, state: State, past: Past, seconds: float) -> None:
-        """Whole or not at all."""
+        """Write the file, whole or not at all."""
         began = time.monotonic()
         rows: Snapshot | None = past.snapshots
         leaves = None if rows is None else jax.tree.leaves(rows)
@@ -98,23 +95,39 @@ class Checkpoint:
         self._took = self._written - began
 
     def remove(self) -> None:
-        """With what a write that was killed left behind. What is complete is the
-        caller's to save: a checkpoint is of a solve under way."""
+        """Remove the file, and what a write that was killed left behind. A checkpoint
+        belongs to a solve under way; the complete flow is the caller's to save."""
         name = glob.escape(self._path.name)
         for left in self._path.parent.glob(f".{name}.????????"):
             left.unlink(missing_ok=True)
         self._path.unlink(missing_ok=True)
 
 
-def check_path(path: Any) -> Path:
-    """`path` as that of a file which can be written."""
-    if not isinstance(path, str | os.PathLike) or Path(path).is_dir():
-        raise ValueError(f"`checkpoint` must be the path of a file, got {path!r}.")
-    if not Path(path).parent.is_dir():
-        raise ValueError(
-            f"`checkpoint` must be in a folder that exists, got '{os.fspath(path)}'."
-        )
-    return Path(path)
+def identity(
+    request: Request, state: State, stored: Float[np.ndarray, " stored"]
+) -> dict[str, Any]:
+    """What a checkpoint belongs to. A loss of the user's own is identified by its value
+    and the length of the first step, which follows from its gradient."""
+    loss, earlier = request.loss, request.earlier
+    known = storage.can_pack(loss)
+    event = request.event
+    return {
+        "loss": (
+            storage.digest(loss) if known else [float(state.loss), float(state.dt)]
+        ),
+        "params": storage.digest(jax.tree.leaves(request.origin.start)),
+        **request.settings._asdict(),
+        "ts": storage.digest(request.times),
+        "save_params": storage.digest(stored),
+        "observables": sorted({*request.named, *request.functions}),
+        # Not how it prints, which may contain an address.
+        "event": getattr(event, "__name__", type(event).__name__),
+        "max_steps": request.max_steps,
+        "flow": (
+            None if earlier is None else storage.digest(jax.tree.leaves(earlier.final))
+        ),
+        "versions": versions(),
+    }
 
 
 def _filled(start: State, leaves: list[np.ndarray]) -> State:
@@ -124,7 +137,7 @@ def _filled(start: State, leaves: list[np.ndarray]) -> State:
         (x.shape, x.dtype) for x in leaves
     ]
     if not alike:
-        raise ValueError("its state is not that of this solver")
+        raise ValueError("its state does not fit this solver")
     filled = jax.tree.unflatten(structure, map(jnp.asarray, leaves))
     return eqx.combine(filled, rest)
 

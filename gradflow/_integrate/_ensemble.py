@@ -1,12 +1,10 @@
 """integrate_ensemble(): many flows in, one compiled loop over them, an Ensemble out."""
 
-import dataclasses
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
-import diffrax
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -19,38 +17,57 @@ from .._core.checks import Checked
 from .._core.compiled import ONE_THREAD, CompileClock, make_room_for_code
 from .._core.progress import count_bar
 from .._core.ravel import Ravel
-from .._stepping._record import Snapshot, Watch, balances, certificate
-from .._stepping._segments import EVALUATIONS_PER_PANEL, Equation, states_at_once
-from ..flows._ensemble import Ensemble, EnsembleError
-from ..flows._flow import Flow, Settings
-from ..problems._loss import as_loss, checked_loss
-from ._factorisations import factorised
-from ._integrate import (
-    check_event,
-    check_rtol,
-    chosen_observables,
-    default_atol,
-    saved_times,
+from .._stepping import (
+    RESULTS,
+    Common,
+    Equation,
+    Members,
+    Settings,
+    State,
+    Statistics,
+    Watch,
+    WholeFlow,
+    counted_work,
+    factorised,
+    how_it_ended,
+    result_name,
+    some_flows_large,
+    some_flows_small,
+    states_at_once,
+    versions,
 )
-from ._members import member, number_of_members, one_for_each, same_kind, stacked
-from ._solve import PARAMS_MEMORY, counts, how_it_ended, thinned
-from ._whole_flow import Common, Members, Outcome, some_flows_large, some_flows_small
+from ..flows import Ensemble, EnsembleError, Origins, Records
+from ..problems import AbstractLoss, as_loss
+from ._members import (
+    horizons,
+    member,
+    number_of_members,
+    one_for_each,
+    same_kind,
+    stacked,
+    starts,
+)
+from ._memory import memory_of_ensemble, refuse_large_ensemble
+from ._request import Request, default_atol, requested
+from ._run import PARAMS_MEMORY, thinned
 
 SEGMENT_MEMORY = 2**19
 """Bytes of dense output in a segment: it is used at once and stays in the cache."""
 FEWEST_STEPS, MOST_STEPS = 64, 512
-"""In a segment."""
+"""The fewest and most steps in a segment."""
 SNAPSHOTS_AT_ONCE = 16
-"""At most, and one where several threads take them: see `threads`."""
+"""Snapshots taken together, unless several threads take them one by one; see
+`threads`."""
 MEMBERS_AT_A_CALL = 8
-"""That one call of compiled code integrates one after another: enough that the call is
-nothing beside them, few enough to show progress and to keep all threads busy."""
+"""Members that one call of compiled code integrates one after another: enough to make
+the call's overhead negligible, few enough to show progress and keep all threads busy.
+"""
 
 
 def integrate_ensemble(
-    problem: Any,
+    loss: Checked[Callable[[PyTree], Any] | Sequence[Callable[[PyTree], Any]]],
     params_batch: PyTree,
-    t1: Checked[float],
+    t1: Checked[float | Sequence[float]],
     *,
     ts: Any = None,
     solver: Any = "auto",
@@ -71,165 +88,181 @@ def integrate_ensemble(
     structure, such as problems on chains of equal size.
 
     A whole flow, with its snapshots and certificate, is one compiled function, and a
-    loop over the members is compiled around it; so a member takes its own steps, and
-    one that ends early or fails costs the others nothing. `integrate` would bring the
-    same flows, one by one and slower.
+    loop over the members is compiled around it. A member takes its own steps, and one
+    that ends early or fails costs the others nothing. `integrate` would give the same
+    flows, one by one and more slowly.
 
     **Arguments:**
 
-    - `problem`: a loss for all members, as for `integrate`, or a list of one for each:
-        what differs between them must be numbers in arrays of equal shape.
+    - `loss`: a loss for all members, as for `integrate`, or a list with one for each:
+        they may differ only in the numbers of arrays of equal shape.
     - `params_batch`: where the members start: parameters with a leading axis of members
-        in every array, as `gradflow.stack` makes of a list.
-    - `t1`, `ts`, `solver`, `rtol`, `observables`, `event`, `max_steps`: as for
-        `integrate`; solvers with steps of one length are not for ensembles.
+        in every array, as `gradflow.stack` makes from a list.
+    - `t1`: the horizon, or a list with one for each member.
+    - `ts`, `solver`, `rtol`, `observables`, `event`, `max_steps`: as for `integrate`;
+        solvers with a fixed step are not available for ensembles.
     - `atol`: as for `integrate`; by default each member has its own.
-    - `progress`: whether to show a bar, with the rate and the time left, and before it
-        what memory the ensemble takes. More than there is is refused in any case.
-    - `throw`: whether an `EnsembleError` is raised if members could not go on; it holds
-        the ensemble, with the other members and what was computed of these.
+    - `progress`: whether to show a bar, with the rate and the time left, and above it
+        the memory that the ensemble takes. An ensemble that exceeds the available
+        memory is refused in any case.
+    - `throw`: whether an `EnsembleError` is raised if members could not continue; it
+        holds the ensemble, including what was computed of those members.
     - `save_params`: whether the parameters are stored at every saved time. By default
-        at as many as fit in 256 MB for all members; the end is always stored.
+        at as many as fit in 256 MiB for all members; the end is always stored.
     - `threads`: how many members are integrated at a time, by default as many as the
-        process has cores; one where a single flow keeps several busy, where members
-        step together, or where observables factorise batches of matrices (jaxlib 0.10.2
-        was seen to wait for itself for ever when two threads do so).
+        process has cores; one if a single flow keeps several cores busy, if members
+        step together, or if observables factorise batches of matrices (jaxlib 0.10.2
+        can deadlock when two threads do so).
     - `batch`: how many members step together, in lockstep; by default one on CPUs,
-        where that is fastest, and 64 elsewhere.
+        where that is fastest, and 64 on other devices.
 
     **Returns:**
 
     An `Ensemble`.
     """
-    t1 = checks.positive_number("t1", t1)
-    times = saved_times(ts, t1)
-    solvers.resolve(solver)
-    rtol = check_rtol(rtol)
-    if atol is not None:
-        atol = checks.positive_number("atol", atol, zero_allowed=True)
-    if max_steps is not None:
-        max_steps = checks.whole_number("max_steps", max_steps)
+    checks.refuse_tracers(loss, params_batch, t1)
     size = number_of_members(params_batch)
-    losses = one_for_each(problem, size)
-    first: Any = member(params_batch, 0)
-    losses = [as_loss(loss, "problem") for loss in losses]
-    checked_loss(losses[0], first, "problem", "params_batch")
-    for i, loss in enumerate(losses[1:] if len(losses) > 1 else ()):
-        same_kind(losses[0], loss, i + 1)
-    named, functions = chosen_observables(losses[0], first, observables)
-    check_event(event, first)
-    ravel = Ravel.of(first)
-    choice = solvers.resolve(solver, ravel.size, losses[0].is_euclidean)
-    if choice.takes_fixed_steps:
+    ends = horizons(t1, size)
+    losses = [as_loss(one) for one in one_for_each(loss, size)]
+    for i, other in enumerate(losses[1:]):
+        same_kind(losses[0], other, i + 1)
+    request = requested(
+        losses[0],
+        member(params_batch, 0),
+        float(ends.max()),
+        ts=ts,
+        solver=solver,
+        rtol=rtol,
+        atol=atol,
+        observables=observables,
+        event=event,
+        max_steps=max_steps,
+        names=("loss", "params_batch"),
+    )
+    if request.choice.takes_fixed_steps:
         raise ValueError(
             "`solver` must be adaptive for an ensemble, as each member chooses its own "
-            f"steps, got {choice.name!r}."
+            f"steps, got {request.choice.name!r}."
         )
-    # As `ravel` would, all at once.
-    leaves = [np.reshape(leaf, (size, -1)) for leaf in jax.tree.leaves(params_batch)]
-    y0 = np.concatenate(leaves, axis=1, dtype=np.float64)
-    bad = np.flatnonzero(~np.isfinite(y0).all(axis=1))
-    if bad.size:
-        raise ValueError(
-            f"`params_batch` must be finite, but member {bad[0]} is not"
-            f"{f' ({bad.size} in all)' if bad.size > 1 else ''}."
-        )
-    stored = _stored_places(save_params, times, ravel.size, size)
-    small = ravel.size <= ONE_THREAD
-    on_cpu = jax.default_backend() == "cpu"
-    batch = checks.whole_number(
-        "batch", (1 if on_cpu else 64) if batch is None else batch
-    )
-    if threads is None:
-        watched = [losses[0].observables[name] for name in named]
-        alone = batch > 1 or not (small and on_cpu)
-        alone = alone or any(
-            axes > 2
-            for function in (*watched, *functions.values())
-            for axes in factorised(function, first)
-        )
-        threads = 1 if alone else len(machine.cores())
-    threads = checks.whole_number("threads", threads)
+    y0 = starts(params_batch, size)
+    stored = _stored_places(save_params, request.times, y0.shape[1], size)
+    way = _way(request, threads, batch)
 
     make_room_for_code()
     began, compiling = time.perf_counter(), CompileClock()
-    shared, varying = stacked(losses)
-    tolerances = default_atol(y0, rtol) if atol is None else atol
-    fitting = SEGMENT_MEMORY // (8 * ravel.size)
-    common = Common(
-        loss=shared,
-        ravel=ravel,
-        solver=choice.solver,
-        rtol=jnp.asarray(rtol),
-        budget=jnp.asarray(solvers.NO_LIMIT if max_steps is None else max_steps),
-        times=jnp.asarray(times),
-        stored=jnp.asarray(stored),
-        named=named,
-        functions=functions,
-        event=event,
-        steps=max(FEWEST_STEPS, min(MOST_STEPS, fitting)),
-        at_once=1
-        if threads > 1
-        else min(SNAPSHOTS_AT_ONCE, states_at_once(ravel.size)),
+    common, members = _compiled_inputs(request, losses, y0, ends, atol, stored, way)
+    memory = memory_of_ensemble(
+        common, _row_shape(request), size, min(way.threads, size) * way.batch
     )
-    members = Members(
-        varying=varying,
-        y0=y0,
-        t1=np.full(size, t1),
-        atol=np.broadcast_to(tolerances, size),
-    )
-    memory = memory_needed(common, losses[0], size, min(threads, size) * batch)
-    _refuse_too_much(memory, ravel.size, size)
-    run = some_flows_small if small else some_flows_large
-    outcomes = _run_all(run, common, members, threads, batch, progress, memory["total"])
+    refuse_large_ensemble(memory, y0.shape[1], size)
+    whole = _run_all(common, members, way, progress, memory["total"])
     compile_seconds = compiling.seconds()
-    seconds = time.perf_counter() - began - compile_seconds
-
-    flows = []
-    for i in range(size):
-        outcome: Any = jax.tree.map(lambda x, i=i: x[i], outcomes)
-        settings = Settings(t1, choice.name, rtol, float(members.atol[i]))
-        loss = losses[i if len(losses) > 1 else 0]
-        flows.append(
-            _flow(
-                outcome,
-                loss,
-                member(params_batch, i),
-                choice,
-                settings,
-                times,
-                stored,
-                max_steps,
-                {
-                    "compile_seconds": compile_seconds / size,
-                    "run_seconds": seconds / size,
-                },
-            )
-        )
-    ensemble = Ensemble(tuple(flows), times)
+    ensemble = Ensemble(
+        _origins(request, losses, params_batch, members),
+        _records(whole, request, ends),
+        request.times,
+        stored,
+        Statistics(
+            solver=request.choice.name,
+            choice=request.choice.reason,
+            compile_seconds=compile_seconds,
+            run_seconds=time.perf_counter() - began - compile_seconds,
+            memory=memory,
+            notes=request.notes,
+            versions=versions(),
+        ),
+    )
     if throw and ensemble.failed:
         raise EnsembleError(ensemble)
     return ensemble
 
 
+class _Way(NamedTuple):
+    """How an ensemble is run."""
+
+    threads: int
+    batch: int
+    is_small: bool
+
+
+def _way(request: Request, threads: Any, batch: Any) -> _Way:
+    """`threads` and `batch` as asked for, or their defaults."""
+    params = request.origin.start
+    is_small = Ravel.of(params).size <= ONE_THREAD
+    on_cpu = jax.default_backend() == "cpu"
+    batch = checks.whole_number(
+        "batch", (1 if on_cpu else 64) if batch is None else batch
+    )
+    if threads is None:
+        known = request.loss.observables
+        watched = [known[name] for name in request.named]
+        watched += request.functions.values()
+        alone = (
+            batch > 1
+            or not (is_small and on_cpu)
+            or any(axes > 2 for f in watched for axes in factorised(f, params))
+        )
+        threads = 1 if alone else len(machine.cores())
+    return _Way(checks.whole_number("threads", threads), batch, is_small)
+
+
+def _compiled_inputs(
+    request: Request,
+    losses: list[AbstractLoss],
+    y0: Float[np.ndarray, "members n"],
+    ends: Float[np.ndarray, " members"],
+    atol: Any,
+    stored: Int[np.ndarray, " stored"],
+    way: _Way,
+) -> tuple[Common, Members]:
+    """The data that the members share, and those that differ."""
+    size, numbers = y0.shape
+    settings, limit = request.settings, request.max_steps
+    shared, varying = stacked(losses)
+    tolerances = default_atol(y0, settings.rtol) if atol is None else settings.atol
+    fitting = SEGMENT_MEMORY // (8 * numbers)
+    common = Common(
+        loss=shared,
+        ravel=Ravel.of(request.origin.start),
+        solver=request.choice.solver,
+        rtol=jnp.asarray(settings.rtol),
+        budget=jnp.asarray(solvers.NO_LIMIT if limit is None else limit),
+        times=jnp.asarray(request.times),
+        stored=jnp.asarray(stored),
+        named=request.named,
+        functions=request.functions,
+        event=request.event,
+        steps=max(FEWEST_STEPS, min(MOST_STEPS, fitting)),
+        at_once=1
+        if way.threads > 1
+        else min(SNAPSHOTS_AT_ONCE, states_at_once(numbers)),
+    )
+    return common, Members(
+        varying=varying, y0=y0, t1=ends, atol=np.broadcast_to(tolerances, size)
+    )
+
+
+def _row_shape(request: Request) -> Any:
+    """The shapes of a member's snapshot."""
+    ravel = Ravel.of(request.origin.start)
+    equation = Equation.of(request.loss, ravel, request.choice.solver, request.settings)
+    zero = jnp.zeros(ravel.size)
+    return Watch(equation, zero, request.named, request.functions).shape
+
+
 def _run_all(
-    run: Any,
-    common: Common,
-    members: Members,
-    threads: int,
-    batch: int,
-    progress: bool,
-    memory: int,
-) -> Outcome:
-    """All members' outcomes, on the host."""
+    common: Common, members: Members, way: _Way, progress: bool, memory: int
+) -> WholeFlow:
+    """The flows of all members, on the host."""
     size, numbers = members.y0.shape
     stated = f"{size:,} × {numbers:,} numbers, at most {machine.readable(memory)}"
-    at_once = max(1, min(MEMBERS_AT_A_CALL, -(-size // threads)))
-    at_once = max(batch, at_once)
+    at_once = max(1, min(MEMBERS_AT_A_CALL, -(-size // way.threads)))
+    at_once = max(way.batch, at_once)
+    some_flows = some_flows_small if way.is_small else some_flows_large
 
-    def call(chunk: Members) -> Outcome:
+    def call(chunk: Members) -> WholeFlow:
         chunk = jax.tree.map(jnp.asarray, chunk)
-        return jax.tree.map(np.asarray, run(common, chunk, batch))
+        return jax.tree.map(np.asarray, some_flows(common, chunk, way.batch))
 
     def chunks() -> Iterator[Members]:
         for first in range(0, size, at_once):
@@ -241,10 +274,11 @@ def _run_all(
 
     with (
         count_bar(size, "flows", progress, stated) as report,
-        ThreadPoolExecutor(threads) as pool,
+        ThreadPoolExecutor(way.threads) as pool,
     ):
-        if threads > 1:
-            # Members that end where they start: compiles, before threads do so twice.
+        if way.threads > 1:
+            # Compile once, on members that end where they start, before two threads
+            # compile the same.
             chunk = next(chunks())
             call(eqx.tree_at(lambda m: m.t1, chunk, 0 * chunk.t1))
         done = []
@@ -255,123 +289,58 @@ def _run_all(
     return jax.tree.map(lambda *x: np.concatenate(x)[:size], *done)
 
 
-def _flow(
-    outcome: Outcome,
-    loss: Any,
-    start: PyTree,
-    choice: solvers.Choice,
-    settings: Settings,
-    times: Float[np.ndarray, " times"],
-    stored: Int[np.ndarray, " stored"],
-    max_steps: int | None,
-    seconds: dict[str, float],
-) -> Flow:
-    """A member as `integrate` would have brought it, but without dense output."""
-    attempted = int(outcome.accepted) + int(outcome.rejected)
-    saved, t = int(outcome.saved), float(outcome.state.t)
-    ended = how_it_ended(
-        outcome.state, outcome.result, settings.t1, attempted, max_steps
-    )
-    if ended is None:  # only where the start is not finite
-        ended = (
-            diffrax.RESULTS.internal_error,
-            "could not start: the loss or its gradient is not finite at its "
-            f"parameters, where it is {float(outcome.state.loss):g}",
-        )
-    result, reason = ended
-    within = stored < saved
-    taken = outcome.rows
-    rows = Snapshot(
-        jax.tree.map(lambda x: x[within], taken.params),
-        taken.loss[:saved],
-        taken.speed[:saved],
-        *jax.tree.map(
-            lambda x: x[:saved], (taken.observables, taken.drift, taken.size)
+def _origins(
+    request: Request,
+    losses: list[AbstractLoss],
+    params_batch: PyTree,
+    members: Members,
+) -> Origins:
+    settings = request.settings
+    return Origins(
+        problems=tuple(losses),
+        start=jax.tree.map(lambda x: np.asarray(x, np.float64), params_batch),
+        settings=tuple(
+            Settings(float(t1), settings.solver, settings.rtol, float(atol))
+            for t1, atol in zip(members.t1, members.atol, strict=True)
         ),
-    )
-    ts, stored_ts = times[:saved], times[stored[within]]
-    if saved == 0 or ts[-1] < t:
-        rows = _with_row(rows, outcome.end)
-        ts, stored_ts = np.append(ts, t), np.append(stored_ts, t)
-    elif not within.any() or stored_ts[-1] < t:
-        added = jax.tree.map(_append, rows.params, outcome.end.params)
-        rows = dataclasses.replace(rows, params=added)
-        stored_ts = np.append(stored_ts, t)
-    work = outcome.state.controller_state.work
-    return Flow(
-        ts=ts,
-        params=rows.params,
-        loss=np.asarray(rows.loss),
-        speed=np.asarray(rows.speed),
-        observables=rows.observables,
-        stats={
-            "solver": choice.name,
-            "choice": choice.reason,
-            "num_accepted_steps": int(outcome.accepted),
-            "num_rejected_steps": int(outcome.rejected),
-            **counts(choice.solver, work, attempted),
-            "num_certificate_evaluations": EVALUATIONS_PER_PANEL
-            * int(outcome.account.panels),
-            **seconds,
-            "dense_until": 0.0,
-            "balances": balances(outcome.account, rows),
-            "reason": reason,
-        },
-        result=result,
-        certificate=certificate(outcome.account, rows),
-        start=jax.tree.map(np.asarray, start),
-        settings=settings,
-        problem=loss,
-        solver=choice.solver,
-        stored_ts=stored_ts if len(stored_ts) < len(ts) else None,
+        solver=request.choice.solver,
     )
 
 
-def memory_needed(common: Common, loss: Any, members: int, under_way: int) -> dict:
-    """Bytes, about, of an ensemble: for the members under way their solver, a segment's
-    dense output, and the states at all saved times with what is observed of them; of
-    all members what is kept, and joined."""
-    size = common.ravel.size
-    state = 8 * size
-    on_mesh = solvers.has_mesh(common.solver) and common.event is None
-    equation = Equation(loss, common.ravel, common.solver, common.rtol, common.rtol)
-    watch = Watch(equation, jnp.zeros(size), common.named, common.functions)
-    row = watch.shape
-    params = sum(
-        leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(row.params)
+def _records(
+    whole: WholeFlow, request: Request, ends: Float[np.ndarray, " members"]
+) -> Records:
+    """What was recorded, with how each member ended and what work it took."""
+    state = whole.state
+    attempted = whole.accepted + whole.rejected
+    endings, counts = [], []
+    for i, t1 in enumerate(ends):
+        one: State = jax.tree.map(lambda x, i=i: x[i], state)
+        result = jax.tree.map(lambda x, i=i: x[i], whole.result)
+        tries = int(attempted[i])
+        ended = how_it_ended(one, result, float(t1), tries, request.max_steps)
+        endings.append(_could_not_start(one) if ended is None else ended)
+        work = one.controller_state.work
+        counts.append(counted_work(request.choice, work, tries))
+    return Records(
+        rows=whole.rows,
+        saved=whole.saved,
+        end=whole.end,
+        ended=np.asarray(state.t),
+        account=whole.account,
+        accepted=whole.accepted,
+        rejected=whole.rejected,
+        counts={name: [each[name] for each in counts] for name in counts[0]},
+        results=tuple(result_name(result) for result, _ in endings),
+        reasons=tuple(reason for _, reason in endings),
     )
-    observed = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(row))
-    observed -= params
-    rows = 1 + len(common.times)
-    parts = {
-        "solver": under_way * solvers.memory(common.solver, size),
-        "segments": under_way * common.steps * state * (1 if on_mesh else 8),
-        "states": under_way * rows * (state + params + observed),
-        "saved": 2 * members * (rows * observed + (1 + len(common.stored)) * params),
-    }
-    return {**parts, "total": sum(parts.values())}
 
 
-def _refuse_too_much(memory: dict[str, int], size: int, members: int) -> None:
-    available = machine.available_memory()
-    if memory["total"] > available:
-        working = machine.readable(memory["total"] - memory["saved"])
-        raise ValueError(
-            f"an ensemble of {members:,} flows of {size:,} numbers takes about "
-            f"{machine.readable(memory['total'])}, and {machine.readable(available)} "
-            f"are available: {working} for the members under way (`threads`, `batch`, "
-            f"`ts`) and {machine.readable(memory['saved'])} for what is saved (at "
-            "`ts`: `observables`, and as `save_params` says the parameters). A "
-            "`gradflow.sweep` over smaller ensembles keeps its results on disk."
-        )
-
-
-def _append(rows: Any, row: Any) -> np.ndarray:
-    return np.concatenate([rows, row[None]])
-
-
-def _with_row(rows: Snapshot, row: Snapshot) -> Snapshot:
-    return jax.tree.map(_append, rows, row)
+def _could_not_start(state: State) -> tuple[Any, str]:
+    return RESULTS.internal_error, (
+        "could not start: the loss or its gradient is not finite at its parameters, "
+        f"where it is {float(state.loss):g}"
+    )
 
 
 def _stored_places(

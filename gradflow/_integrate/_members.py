@@ -1,4 +1,4 @@
-"""The members of an ensemble: what each has of its own, and what they share."""
+"""The members of an ensemble: what differs between them, and what they share."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,13 +6,14 @@ from typing import Any
 import equinox as eqx
 import jax
 import numpy as np
-from jaxtyping import PyTree
+from jaxtyping import Float, PyTree
 
+from .._core import checks
 from .._core.checks import Checked
 
 
 def stack(params: Checked[Sequence[PyTree]]) -> PyTree:
-    """Parameters of several members as one, with a leading axis of members."""
+    """Stack a list of parameters, one for each member, along a leading axis."""
     if not isinstance(params, Sequence) or isinstance(params, str) or not params:
         raise ValueError(
             "`params` must be a list of parameters, one for each member, got "
@@ -22,8 +23,8 @@ def stack(params: Checked[Sequence[PyTree]]) -> PyTree:
     for i, kind in enumerate(kinds):
         if kind != kinds[0]:
             raise ValueError(
-                "`params` must be of one structure with arrays of the same shapes, but "
-                f"params[{i}] has {kind}, and params[0] {kinds[0]}."
+                "`params` must have one structure with arrays of the same shapes, but "
+                f"params[{i}] has {kind} and params[0] has {kinds[0]}."
             )
     return jax.tree.map(lambda *x: np.stack([np.asarray(y) for y in x]), *params)
 
@@ -34,25 +35,53 @@ def number_of_members(params_batch: PyTree) -> int:
     if len(sizes) != 1 or 0 in sizes:
         raise ValueError(
             "`params_batch` must have a leading axis of members, of one length, in "
-            f"every array (`gradflow.stack` makes it of a list), got shapes {shapes}."
+            "every array (`gradflow.stack` makes one from a list), got shapes "
+            f"{shapes}."
         )
     return sizes.pop()
+
+
+def horizons(t1: Any, size: int) -> Float[np.ndarray, " members"]:
+    """The horizon of each member, from one for all or one for each."""
+    if np.ndim(t1) == 0:
+        return np.full(size, checks.positive_number("t1", t1))
+    ends = checks.real_array("t1", t1)
+    if ends.shape != (size,) or np.any(ends <= 0):
+        raise ValueError(
+            f"`t1` must be a positive number, or one for each of the {size} members, "
+            f"got {t1!r}."
+        )
+    return ends
+
+
+def starts(params_batch: PyTree, size: int) -> Float[np.ndarray, "members n"]:
+    """The flat states from which the members start."""
+    # What `Ravel.ravel` does, for all members at once.
+    leaves = [np.reshape(leaf, (size, -1)) for leaf in jax.tree.leaves(params_batch)]
+    y0 = np.concatenate(leaves, axis=1, dtype=np.float64)
+    bad = np.flatnonzero(~np.isfinite(y0).all(axis=1))
+    if bad.size:
+        raise ValueError(
+            f"`params_batch` must be finite, but member {bad[0]} is not"
+            f"{f' ({bad.size} in all)' if bad.size > 1 else ''}."
+        )
+    return y0
 
 
 def member(params_batch: PyTree, i: int) -> PyTree:
     return jax.tree.map(lambda leaf: np.asarray(leaf[i]), params_batch)
 
 
-def one_for_each(problem: Any, size: int) -> list[Any]:
+def one_for_each(loss: Any, size: int) -> list[Any]:
     """The losses: one for all members, or one for each."""
-    if not isinstance(problem, list | tuple):
-        return [problem]
-    if len(problem) != size:
+    if not isinstance(loss, list | tuple):
+        return [loss]
+    if len(loss) != size:
         raise ValueError(
-            f"`problem` must be one loss, or one for each of the {size} members of "
-            f"`params_batch`, got {len(problem)}."
+            f"`loss` must be one loss, or one for each of the {size} members of "
+            f"`params_batch`, got {len(loss)}."
         )
-    return list(problem)
+    return list(loss)
 
 
 def _is_number_array(leaf: Any) -> bool:
@@ -68,15 +97,16 @@ def same_kind(first: Any, other: Any, i: int) -> None:
     )
     if not eqx.tree_equal(rest, other_rest) or shapes != other_shapes:
         raise ValueError(
-            "`problem` must list losses of one structure, with arrays of the same "
-            f"shapes, so that one compilation serves all, but that of member {i} is of "
-            "another than that of member 0. (Each function is of its own: what varies "
-            "goes into arrays of a `jax.tree_util.Partial` or an `equinox.Module`.)"
+            "`loss` must list losses of one structure, with arrays of the same shapes, "
+            "so that one compilation serves all, but the loss of member "
+            f"{i} differs from that of member 0. (Two functions always differ: put "
+            "what varies into arrays of a `jax.tree_util.Partial` or an "
+            "`equinox.Module`.)"
         )
 
 
 def stacked(losses: list[Any]) -> tuple[PyTree, PyTree]:
-    """What the losses share, and what varies, stacked."""
+    """The parts that all losses share, and the arrays that vary, stacked."""
     arrays = [eqx.filter(loss, _is_number_array) for loss in losses]
 
     def is_shared(*leaves: Any) -> bool:

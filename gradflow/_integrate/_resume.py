@@ -13,20 +13,16 @@ from jaxtyping import Float, PyTree
 from .. import solvers
 from .._core import checks
 from .._core.checks import Checked
-from .._stepping._energy import EnergyAccount
-from .._stepping._record import Past, Snapshot
-from ..flows._flow import Flow
-from ..problems._loss import checked_loss
-from ._checkpoint import check_path
-from ._integrate import (
+from .._stepping import Past, Snapshot, same_solver
+from ..flows import Flow, Origin, check_integrated
+from ..problems import AbstractLoss, Observable, checked_loss, chosen_observables
+from ._request import (
     DEFAULT_TIMES,
-    check_event,
-    check_stored,
-    chosen_observables,
-    same_solver,
+    Request,
+    run_options,
     saved_times,
 )
-from ._solve import Wanted, solve
+from ._run import run
 
 
 def resume(
@@ -44,29 +40,29 @@ def resume(
     checkpoint: Checked[str | os.PathLike | None] = None,
     checkpoint_every: Checked[float] = 60.0,
 ) -> Flow:
-    """Go on with a flow from where it ended, by the same solver at the same tolerances,
-    to the time `t1`.
+    """Continue a flow from where it ended to the time `t1`, with the same solver and
+    tolerances.
 
-    The certificate is of the whole: the energy balance goes on with its integral, and
-    conserved quantities are held against the start at time 0. Work is added up.
+    The certificate covers the whole flow: the energy balance continues its integral,
+    and conserved quantities are compared with the start at time 0. Work is added up.
 
     **Arguments:**
 
     - `flow`: what `integrate` or `Flow.load` returned, however it ended.
     - `t1`: the new horizon, later than the flow's end.
     - `ts`: further times to save, after the flow's end. By default geometrically
-        spaced, as many to a decade as by default in `integrate`.
+        spaced, as many per decade as `integrate` has by default.
     - `observables`: functions for those of the flow's observables that are not the
-        loss's own. The same are watched as before.
+        loss's own. The same observables are recorded as before.
 
-    Others are as in `integrate`; `max_steps` counts from here.
+    The other arguments are those of `integrate`; `max_steps` counts from here.
 
     **Returns:**
 
     A `Flow` from time 0 to `t1`.
     """
-    if not isinstance(flow, Flow):
-        raise ValueError(f"`flow` must be a Flow, got {type(flow).__name__}.")
+    checks.refuse_tracers(flow, t1)
+    flow = check_integrated(flow)
     loss = flow.require_problem("`gradflow.resume`")
     t1, end = checks.positive_number("t1", t1), float(flow.ts[-1])
     if not t1 > end:
@@ -74,57 +70,41 @@ def resume(
             f"`t1` must be later than the flow's end, t = {end:g}, got {t1:g}."
         )
     times = np.append(flow.ts, _later_times(ts, end, t1))
-    if max_steps is not None:
-        max_steps = checks.whole_number("max_steps", max_steps)
-    dense_memory = checks.whole_number("dense_memory", dense_memory, least=0)
     checked_loss(loss, flow.final)
     named, functions = _same_observables(flow, loss, observables)
-    check_event(event, flow.final)
+    options = run_options(
+        flow.final, times, event, max_steps, dense_memory, save_params, checkpoint
+    )
     every = checks.positive_number(
         "checkpoint_every", checkpoint_every, zero_allowed=True
     )
-    solver = same_solver(flow.settings, flow.solver)
-    return solve(
-        Wanted(
-            loss=loss,
-            start=flow.start,
-            choice=solvers.resolve(solver)._replace(reason=flow.stats["choice"]),
-            settings=flow.settings._replace(t1=t1),
+    choice = solvers.resolve(same_solver(flow.settings, flow.solver))
+    settings = flow.settings._replace(t1=t1)
+    return run(
+        Request(
+            origin=Origin(loss, flow.start, settings, choice.solver),
+            choice=choice._replace(reason=flow.stats.choice),
             times=times,
-            save_params=check_stored(save_params, times),
             named=named,
             functions=functions,
-            event=event,
             progress=progress,
-            max_steps=max_steps,
             throw=throw,
-            dense_memory=dense_memory,
-            checkpoint=None if checkpoint is None else check_path(checkpoint),
             checkpoint_every=every,
+            notes=flow.stats.notes,
             earlier=flow,
             past=_past(flow),
+            **options,
         )
     )
 
 
 def _past(flow: Flow) -> Past:
-    balances = flow.stats.get("balances")
-    if balances is None:
-        raise ValueError(
-            "`flow` must be one that `gradflow.integrate` made and whose balances can "
-            "be carried on; this one has none (it is of an earlier version, or was "
-            "not integrated): integrate it anew."
-        )
+    """What was recorded of a flow until its end."""
 
-    def alone(values: dict[str, float]) -> dict[str, Any]:
+    def alone(values: dict[str, float]) -> dict[str, np.ndarray]:
         return {name: np.array([value]) for name, value in values.items()}
 
-    opened = EnergyAccount.open(jnp.zeros(()))
-    account = jax.tree.map(
-        lambda x, value: jnp.asarray(value, x.dtype),
-        opened,
-        jax.tree.unflatten(jax.tree.structure(opened), balances["energy"]),
-    )
+    accounts = flow.continuation
     return Past(
         t=float(flow.ts[-1]),
         ts=flow.ts,
@@ -134,13 +114,13 @@ def _past(flow: Flow) -> Past:
             loss=flow.loss,
             speed=flow.speed,
             observables=flow.observables,
-            # Of all times at once, as only the largest counts.
-            drift=alone(balances["drift"]),
-            size=alone(balances["size"]),
+            # One value for all times, as only the largest counts.
+            drift=alone(accounts.drift),
+            size=alone(accounts.size),
         ),
-        account=account,
-        accepted=flow.stats["num_accepted_steps"],
-        rejected=flow.stats["num_rejected_steps"],
+        account=jax.tree.map(jnp.asarray, accounts.account),
+        accepted=flow.stats.num_accepted_steps,
+        rejected=flow.stats.num_rejected_steps,
     )
 
 
@@ -154,15 +134,15 @@ def _later_times(ts: Any, end: float, t1: float) -> Float[np.ndarray, " times"]:
     times = checks.increasing_times("ts", ts)
     if times[0] <= end or times[-1] > t1:
         raise ValueError(
-            f"`ts` must lie after the flow's end, t = {end:g}, and until `t1` = "
+            f"`ts` must lie between the flow's end, t = {end:g}, and `t1` = "
             f"{t1:g}, got times from {times[0]:g} to {times[-1]:g}."
         )
     return times
 
 
 def _same_observables(
-    flow: Flow, loss: Any, observables: Any
-) -> tuple[tuple[str, ...], dict[str, Callable]]:
+    flow: Flow, loss: AbstractLoss, observables: Any
+) -> tuple[tuple[str, ...], dict[str, Observable]]:
     if observables is not None and not isinstance(observables, Mapping):
         raise ValueError(
             "`observables` must map names to functions of the parameters, got "

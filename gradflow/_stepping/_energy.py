@@ -1,6 +1,11 @@
-"""How exact a flow is, by what an exact gradient flow cannot violate."""
+"""The energy balance of a flow, L(0) - L(t) = ∫₀ᵗ ‖∇L‖², kept as a running account.
 
-import math
+The integral is computed by Gauss-Kronrod quadrature on the solver's dense output, in
+panels of several steps: steps are many to a panel where stability keeps them short. A
+panel that is too coarse is split. A training run has a sum over its steps in place of
+the integral, kept in the same account.
+"""
+
 from collections.abc import Callable
 
 import equinox as eqx
@@ -9,53 +14,18 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from .._core.storage import storable
+from .._core.compiled import compiled
+from .._core.types import AnyArray
+from ._equation import Equation
+from ._segments import Dense
 
-
-@storable
-class Certificate(eqx.Module):
-    """Three laws of an exact gradient flow, and by how much this flow breaks them.
-
-    Of a training they say how far it is from a flow: not that anything is wrong.
-    """
-
-    drift: dict[str, float]
-    """For each conserved quantity Q, max_t |Q(t) - Q(0)| relative to the largest term
-    that Q is a sum of. Empty where no conserved quantity is known."""
-    energy_imbalance: float
-    """max_t |L(0) - L(t) - ∫₀ᵗ ‖∇L‖²|, over the ends of the panels of the
-    quadrature, not only over saved times. Of a training, with Σ η‖∇L‖² over its steps
-    in place of the integral; NaN where ‖∇L‖ is known of samples only."""
-    energy_released: float
-    """L(0) - L(t) at the end: the scale to hold the imbalance against."""
-    quadrature_error: float
-    """The estimated error of the integral itself; NaN of a training, which has a sum in
-    its place."""
-    largest_rise: float
-    """The largest rise of the loss between two saved times; zero if it only falls."""
-
-    def __str__(self) -> str:
-        lines = [
-            f"energy balance   {self._balance}",
-            f"largest rise     {self.largest_rise:.1e} between saved times",
-        ]
-        if self.drift:
-            drifts = ", ".join(f"{k} {v:.1e}" for k, v in self.drift.items())
-            lines.append(f"conserved drift  {drifts}")
-        else:
-            lines.append("conserved drift  (no conserved quantity is known)")
-        return "\n".join(lines)
-
-    @property
-    def _balance(self) -> str:
-        if math.isnan(self.energy_imbalance):
-            return "(not known: gradients are those of samples)"
-        small = f"≤ {self.energy_imbalance:.1e} of {self.energy_released:.4g}"
-        if math.isnan(self.quadrature_error):
-            return f"|L(0) - L(t) - Σ η‖∇L‖²| {small}"
-        quadrature = f"(quadrature ±{self.quadrature_error:.0e})"
-        return f"|L(0) - L(t) - ∫‖∇L‖²| {small} {quadrature}"
-
+STEPS_PER_PANEL, SUBPANELS = 32, 4
+"""Accepted steps in one panel, and the number of panels that it is split into where it
+is too coarse."""
+PANEL_TOLERANCE, LEAST_PANEL_TOLERANCE = 1e-4, 1e-12
+"""A panel is split where the error of its integral, relative to L(0), exceeds this
+fraction of the solver's tolerance (a finer balance would say no more about the flow),
+and never below what rounding allows."""
 
 # Gauss-Kronrod nodes on [-1, 1] and weights (Piessens et al., QUADPACK, 1983): the
 # fifteen-point rule contains the seven-point Gauss rule.
@@ -116,20 +86,38 @@ def _gauss_kronrod(
     return kronrod, jnp.where(spread > 0, spread * jnp.minimum(1, ratio**1.5), 0.0)
 
 
-class EnergyAccount(eqx.Module):
-    """The running balance of L(0) - L(t) against ∫₀ᵗ ‖∇L‖²."""
+EVALUATIONS_PER_PANEL = len(NODES) + 1
 
-    initial_loss: Float[Array, ""]
-    integral: Float[Array, ""]
-    quadrature_error: Float[Array, ""]
-    imbalance: Float[Array, ""]
-    panels: Int[Array, ""]
-    """How many panels have been evaluated."""
+
+class EnergyAccount(eqx.Module):
+    """The running balance of L(0) - L(t) against the energy ∫₀ᵗ ‖∇L‖² released."""
+
+    initial_loss: Float[AnyArray, "*members"]
+    integral: Float[AnyArray, "*members"]
+    quadrature_error: Float[AnyArray, "*members"]
+    imbalance: Float[AnyArray, "*members"]
+    """The largest |L(0) - L(t) - ∫₀ᵗ ‖∇L‖²| so far."""
+    panels: Int[AnyArray, "*members"]
+    """The number of panels evaluated so far."""
 
     @classmethod
     def open(cls, initial_loss: Float[Array, ""]) -> "EnergyAccount":
         zero = jnp.zeros((), jnp.float64)
         return cls(initial_loss, zero, zero, zero, jnp.zeros((), jnp.int64))
+
+    def released(
+        self, energy: Float[Array, ""], loss: Float[Array, ""]
+    ) -> "EnergyAccount":
+        """The account after `energy` more was released on the way to a loss."""
+        integral = self.integral + energy
+        imbalance = jnp.abs(self.initial_loss - loss - integral)
+        return EnergyAccount(
+            self.initial_loss,
+            integral,
+            self.quadrature_error,
+            jnp.maximum(self.imbalance, imbalance),
+            self.panels,
+        )
 
     def add_panel(
         self,
@@ -140,18 +128,62 @@ class EnergyAccount(eqx.Module):
         ],
         batch_size: int | None,
     ) -> "EnergyAccount":
-        """The account after [start, end], where `loss_and_power(t)` gives L and
-        ‖∇L‖² at time t; of so many times at once, or of None one after another."""
+        """The account after [start, end], where `loss_and_power(t)` gives L and ‖∇L‖²
+        at time t, for `batch_size` times at once, or one after another if it is None.
+        """
         half = 0.5 * (end - start)
         times = jnp.append(start + half * (1 + NODES), end)
         losses, powers = jax.lax.map(loss_and_power, times, batch_size=batch_size)
         kronrod, error = _gauss_kronrod(powers[:-1], half)
-        integral = self.integral + kronrod
-        imbalance = jnp.abs(self.initial_loss - losses[-1] - integral)
-        return EnergyAccount(
-            self.initial_loss,
-            integral,
-            self.quadrature_error + error,
-            jnp.maximum(self.imbalance, imbalance),
-            self.panels + 1,
+        after = self.released(kronrod, losses[-1])
+        return eqx.tree_at(
+            lambda account: (account.quadrature_error, account.panels),
+            after,
+            (self.quadrature_error + error, self.panels + 1),
         )
+
+
+def plain_balance(
+    equation: Equation,
+    account: EnergyAccount,
+    dense: Dense,
+    end: Float[Array, ""],
+) -> EnergyAccount:
+    """The energy balance carried over a segment that ended at time `end`."""
+
+    # Evaluated one by one they are a loop that XLA's CPU compiler turns into one
+    # function.
+    batch = None if jax.default_backend() == "cpu" else equation.batch_size
+
+    def at(t: Float[Array, ""]) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        return equation.loss_and_power(dense.evaluate(t))
+
+    tolerance = jnp.maximum(PANEL_TOLERANCE * equation.rtol, LEAST_PANEL_TOLERANCE)
+    last = jnp.asarray(dense.ts_size - 1)
+    few = STEPS_PER_PANEL // SUBPANELS
+
+    def add(carry: tuple[Array, Array, EnergyAccount]) -> tuple:
+        """Add the next panel, or decide how many short ones take its place. Both kinds
+        share a loop, so that the code to evaluate them is compiled once."""
+        first, short, account = carry
+        ends = first + jnp.where(short > 0, few, STEPS_PER_PANEL)
+        start, stop = (
+            jnp.minimum(dense.ts[jnp.minimum(step, last)], end)
+            for step in (first, ends)
+        )
+        added = account.add_panel(start, stop, at, batch)
+        error = added.quadrature_error - account.quadrature_error
+        coarse = error > tolerance * jnp.abs(account.initial_loss)
+        split = coarse & (short == 0)
+        kept = jax.tree.map(lambda a, b: jnp.where(split, a, b), account, added)
+        kept = eqx.tree_at(lambda account: account.panels, kept, added.panels)
+        left = jnp.where(split, SUBPANELS, jnp.maximum(short - 1, 0))
+        return jnp.where(split, first, ends), left, kept
+
+    zero = jnp.zeros((), last.dtype)
+    return jax.lax.while_loop(
+        lambda carry: carry[0] < last, add, (zero, zero, account)
+    )[2]
+
+
+balance = compiled(plain_balance)

@@ -1,116 +1,47 @@
 """A solve in segments, all run by the same compiled functions.
 
-A segment is so many steps of `diffrax.diffeqsolve`, whose dense output then yields the
-saved times and the share of the energy balance that lie within it. That bounds memory
-whatever the number of steps, lets a progress bar and Ctrl-C in between segments, and
-keeps what was computed if the solver gives up. The states of the solver and of its step
-size controller pass from one segment to the next. The functions named `plain_…` are for
-whoever compiles them into something larger.
+A segment is a fixed number of steps of `diffrax.diffeqsolve`. Its dense output then
+yields the saved times and the share of the energy balance that lie within it. That
+bounds memory whatever the number of steps, lets a progress bar and Ctrl-C in between
+segments, and keeps the results so far if the solver gives up. The states of the solver
+and of its step size controller pass from one segment to the next. The functions named
+`plain_…` are not compiled by themselves: ensembles compile them into a larger one.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import diffrax
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import optimistix as optx
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from .._core.compiled import ONE_THREAD, compiled
-from .._core.ravel import Ravel
-from ..problems import AbstractLoss
-from ..problems._descent import descent
 from ..solvers import (
     PAUSED,
-    FixedStepController,
     MeshInterpolation,
     RecentPoints,
-    ResumableController,
     has_mesh,
     on_mesh,
 )
-from ._energy import NODES, EnergyAccount
+from ._equation import Equation
+from ._events import Condition, stopping_event
 
 Dense = diffrax.DenseInterpolation | MeshInterpolation
 """The dense output of a segment."""
 
-
 SEGMENT_MEMORY = 2**25
-"""Bytes of dense output in one segment: about what stays in the cache."""
-STEPS_PER_PANEL, SUBPANELS = 32, 4
-"""Accepted steps in one panel of the energy's quadrature, and into how many it is split
-where it is too coarse. Steps are many to a panel where stability keeps them short."""
-SMALLEST_SEGMENT, LARGEST_SEGMENT = STEPS_PER_PANEL, 2**12
-"""Steps in one segment, whatever memory they take. Of fewer than a panel has, the
-energy's quadrature would cost as much as the steps."""
-PANEL_TOLERANCE, LEAST_PANEL_TOLERANCE = 1e-4, 1e-12
-"""The error of a panel's integral, relative to L(0), above which it is split: this
-fraction of the solver's tolerance, as a finer balance would tell no more of the flow,
-and no less than rounding allows."""
-EVALUATIONS_PER_PANEL = len(NODES) + 1
-BATCHED_NUMBERS = 2**16
-"""How many states are evaluated at once: as many as have this many numbers together.
-Batching saves overhead where states are small, and costs memory where they are not."""
-
-
+"""Bytes of dense output in one segment: about as much as stays in the cache."""
+SMALLEST_SEGMENT, LARGEST_SEGMENT = 32, 2**12
+"""The fewest and most steps in one segment, whatever memory they take. With fewer than
+a panel of the energy's quadrature has, that would cost as much as the steps."""
 STEPS_TO_SPARE = 8
-"""That may be lost between two renewals of eigenpairs, before a loop of steps ends."""
-
-
-class Equation(eqx.Module):
-    """θ̇ = -∇L(θ) on the flat state y, with the solver and its tolerances.
-
-    Tolerances are arrays: another value is no reason to compile anew.
-    """
-
-    loss: AbstractLoss
-    ravel: Ravel = eqx.field(static=True)
-    solver: diffrax.AbstractSolver
-    rtol: Float[Array, ""]
-    atol: Float[Array, ""]
-    step: Float[Array, ""] | None = None
-    """The length of every step, if they have one."""
-
-    def value(self, y: Float[Array, " n"]) -> Float[Array, ""]:
-        return self.loss.in_double(self.ravel.unravel(y))
-
-    def vector_field(self, t: Any, y: Float[Array, " n"], args: Any = None) -> Any:
-        # The gradient of the pytree, ravelled: differentiating through `unravel` would
-        # pad every leaf's gradient to the length of y and add them up.
-        _, velocity, _ = descent(self.loss, self.ravel.unravel(y))
-        return self.ravel.ravel(velocity)
-
-    def loss_and_power(
-        self, y: Float[Array, " n"]
-    ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-        """L and -dL/dt, which is ‖∇L‖² in the loss's metric."""
-        value, _, power = descent(self.loss, self.ravel.unravel(y))
-        return value, power
-
-    @property
-    def batch_size(self) -> int:
-        return states_at_once(self.ravel.size)
-
-    def controller(
-        self, first: Float[Array, ""] | None = None
-    ) -> ResumableController | FixedStepController:
-        """Of the lengths of steps, the first one of which may be known."""
-        if self.step is not None:
-            return FixedStepController(self.step)
-        return ResumableController(rtol=self.rtol, atol=self.atol, first=first)
-
-
-def states_at_once(size: int) -> int:
-    """How many states of so many numbers are evaluated together: a power of two, so
-    that it divides the number of snapshots."""
-    fitting = max(1, min(32, BATCHED_NUMBERS // size))
-    return 2 ** (fitting.bit_length() - 1)
+"""Rejected steps allowed between two renewals of eigenpairs before a loop of steps
+ends."""
 
 
 class State(eqx.Module):
-    """Where a solve stands between two segments."""
+    """The state of a solve between two segments."""
 
     t: Float[Array, ""]
     y: Float[Array, " n"]
@@ -126,7 +57,7 @@ class State(eqx.Module):
 
 
 class Segment(eqx.Module):
-    """What so many steps brought."""
+    """The result of one segment of solver steps."""
 
     state: State
     dense: Dense
@@ -142,11 +73,11 @@ def plain_start(
     max_steps: Int[Array, ""],
     t0: Float[Array, ""] | None = None,
 ) -> tuple[State, int]:
-    """The state y0 at time t0, by default 0, with a first step size and the number of
-    steps that may be tried; and how many steps a segment has, from the memory that
+    """The state y0 at time t0 (by default 0) with a first step size and a budget of
+    `max_steps` attempts; and the number of steps in a segment, from the memory that
     their dense output takes."""
-    # The same preparations that diffeqsolve makes, so that every segment, the first
-    # one too, is handed states of the same structure and one compilation serves all.
+    # The same preparations that diffeqsolve makes, so that every segment, the first one
+    # included, gets states of the same structure and one compilation serves all.
     solver: Any = equation.solver
     controller = equation.controller().wrap(jnp.array(1))
     terms = diffrax.ODETerm(equation.vector_field)
@@ -172,13 +103,13 @@ def plain_start(
 
 
 def _bytes_a_step(equation: Equation, state: State, t1: Float[Array, ""]) -> int:
-    """Of dense output."""
-    if has_mesh(equation.solver):  # known without tracing a solve, which takes a while
+    """The bytes of dense output that one step takes."""
+    if has_mesh(equation.solver):  # known without tracing a solve, which is slow
         return MeshInterpolation.bytes_a_step(state.y.size)
     one_step = eqx.filter_eval_shape(
         _solve, equation, equation.solver, state, t1, 1, None
     )
-    return _bytes(one_step.interpolation)
+    return dense_bytes(one_step.interpolation)
 
 
 start = compiled(plain_start)
@@ -189,7 +120,7 @@ def advance(
     state: State,
     t1: Float[Array, ""],
     steps: int,
-    event: Callable[[PyTree], Any] | None,
+    event: Condition | None,
 ) -> Segment:
     """At most `steps` attempted steps from `state` towards t1."""
     small = equation.ravel.size <= ONE_THREAD
@@ -203,7 +134,7 @@ def plain_advance(
     state: State,
     t1: Float[Array, ""],
     steps: int,
-    event: Callable[[PyTree], Any] | None,
+    event: Condition | None,
 ) -> Segment:
     if event is None and has_mesh(equation.solver):
         return _advance_on_mesh(equation, state, t1, steps)
@@ -223,9 +154,9 @@ def plain_advance(
 def _advance_on_mesh(
     equation: Equation, state: State, t1: Float[Array, ""], steps: int
 ) -> Segment:
-    """A segment by a solver that pauses for new eigenpairs: a loop over short solves,
-    which are loops of steps alone. These XLA compiles to one function each, so that a
-    step takes half the time."""
+    """A segment of a solver that pauses for new eigenpairs: a loop over short solves,
+    each a loop of steps alone, which XLA compiles to one function. That halves the time
+    of a step."""
     solver: Any = on_mesh(equation.solver)
     terms = diffrax.ODETerm(equation.vector_field)
     room = min(steps, solver.refresh_every + STEPS_TO_SPARE)
@@ -280,7 +211,8 @@ def _advance_on_mesh(
 
 
 def _reached(state: State, solution: diffrax.Solution) -> State:
-    """Where a solve from `state` ended, but for what the dense output says of it."""
+    """The state in which a solve from `state` ended. The loss and the recent points are
+    still those of `state`."""
     assert solution.ts is not None
     assert solution.ys is not None
     return strongly_typed(
@@ -309,7 +241,7 @@ def _solve(
     state: State,
     t1: Float[Array, ""],
     steps: int,
-    event: Callable[[PyTree], Any] | None,
+    event: Condition | None,
 ) -> diffrax.Solution:
     return diffrax.diffeqsolve(
         diffrax.ODETerm(equation.vector_field),
@@ -326,104 +258,23 @@ def _solve(
         throw=False,
         solver_state=state.solver_state,
         controller_state=state.controller_state,
-        event=None if event is None else _stopping_event(equation, event),
+        event=None if event is None else stopping_event(equation.ravel, event),
     )
 
 
-def _stopping_event(equation: Equation, condition: Callable) -> diffrax.Event:
-    def cond_fn(t: Any, y: Any, args: Any, **_: Any) -> Any:
-        return jnp.asarray(condition(equation.ravel.unravel(y)))
-
-    # A real event is located to rounding: it is worth no less accuracy than the flow it
-    # is found on. A boolean one has no root between two steps.
-    value = eqx.filter_eval_shape(cond_fn, 0.0, jnp.zeros(equation.ravel.size), None)
-    if value.dtype.kind == "b":
-        return diffrax.Event(cond_fn)
-    return diffrax.Event(cond_fn, _Bracket(rtol=1e-14, atol=1e-300))
-
-
-class _Bracket(optx.Bisection):
-    """Bisection until the bracket is short, whatever the value there.
-
-    The stock one also wants |value| < atol. A bound on that needs the event's scale,
-    which nobody knows, and in rounded numbers a value may change its sign without ever
-    being zero.
-    """
-
-    def terminate(
-        self,
-        fn: Any,
-        y: Any,
-        args: Any,
-        options: dict[str, Any],
-        state: Any,
-        tags: frozenset[object],
-    ) -> tuple[Bool[Array, ""], optx.RESULTS]:
-        short = state.upper - state.lower < self.atol + self.rtol * jnp.abs(y)
-        return short, optx.RESULTS.successful
-
-
-def plain_balance(
-    equation: Equation,
-    account: EnergyAccount,
-    dense: Dense,
-    end: Float[Array, ""],
-) -> EnergyAccount:
-    """The energy balance carried over a segment that ended at time `end`."""
-
-    # One by one they are a loop that XLA's CPU compiler turns into one function.
-    batch = None if jax.default_backend() == "cpu" else equation.batch_size
-
-    def at(t: Float[Array, ""]) -> tuple[Float[Array, ""], Float[Array, ""]]:
-        return equation.loss_and_power(dense.evaluate(t))
-
-    tolerance = jnp.maximum(PANEL_TOLERANCE * equation.rtol, LEAST_PANEL_TOLERANCE)
-    last = jnp.asarray(dense.ts_size - 1)
-    few = STEPS_PER_PANEL // SUBPANELS
-
-    def add(carry: tuple[Array, Array, EnergyAccount]) -> tuple:
-        """The next panel, or how many short ones are to take its place. Both kinds in
-        one loop: what evaluates them is compiled once."""
-        first, short, account = carry
-        ends = first + jnp.where(short > 0, few, STEPS_PER_PANEL)
-        start, stop = (
-            jnp.minimum(dense.ts[jnp.minimum(step, last)], end)
-            for step in (first, ends)
-        )
-        added = account.add_panel(start, stop, at, batch)
-        error = added.quadrature_error - account.quadrature_error
-        coarse = error > tolerance * jnp.abs(account.initial_loss)
-        split = coarse & (short == 0)
-        kept = jax.tree.map(lambda a, b: jnp.where(split, a, b), account, added)
-        kept = eqx.tree_at(lambda account: account.panels, kept, added.panels)
-        left = jnp.where(split, SUBPANELS, jnp.maximum(short - 1, 0))
-        return jnp.where(split, first, ends), left, kept
-
-    zero = jnp.zeros((), last.dtype)
-    return jax.lax.while_loop(
-        lambda carry: carry[0] < last, add, (zero, zero, account)
-    )[2]
-
-
-balance = compiled(plain_balance)
-
-
-def dense_bytes(dense: Dense) -> int:
-    """The memory that a piece of dense output takes."""
-    return _bytes(dense)
-
-
-def _bytes(tree: PyTree) -> int:
+def dense_bytes(dense: PyTree) -> int:
+    """The memory of a piece of dense output, from its arrays or their shapes."""
+    arrays = (jax.Array, jax.ShapeDtypeStruct)
     return sum(
         leaf.size * leaf.dtype.itemsize
-        for leaf in jax.tree.leaves(tree)
-        if hasattr(leaf, "dtype")
+        for leaf in jax.tree.leaves(dense)
+        if isinstance(leaf, arrays)
     )
 
 
 def strongly_typed(tree: PyTree) -> PyTree:
-    """With arrays for Python numbers and without JAX's weak types: either would make a
-    second compilation necessary."""
+    """`tree` with arrays for Python numbers and without JAX's weak types, either of
+    which would cause a second compilation."""
 
     def convert(leaf: Any) -> Any:
         if not eqx.is_array_like(leaf):

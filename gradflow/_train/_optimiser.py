@@ -1,4 +1,4 @@
-"""Which optimiser is meant, and its learning rates: the clock of a training."""
+"""The optimiser of a training run and its learning rates, which are its clock."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -26,7 +26,8 @@ def _is_number(value: Any) -> bool:
 def resolved(
     optimiser: Any, learning_rate: Any, params: PyTree, steps: int
 ) -> tuple[str, Any, Float[np.ndarray, " steps"]]:
-    """The optimiser's name, itself or what makes it, and the learning rates."""
+    """The optimiser's name, the optimiser or a function from a learning rate to it, and
+    the learning rates."""
     import optax
 
     if _is_number(optimiser):
@@ -46,22 +47,23 @@ def resolved(
         return _name_by_state(optimiser.init(params)), optimiser, rates
     if not callable(optimiser):
         raise ValueError(
-            "`optimiser` must be a learning rate, an optax optimiser, or what makes "
-            f"one of a learning rate, such as optax.adamw, got {optimiser!r:.60}."
+            "`optimiser` must be a learning rate, an optax optimiser, or a function "
+            "from a learning rate to an optax optimiser such as optax.adamw, got "
+            f"{optimiser!r:.60}."
         )
     if learning_rate is None:
         raise ValueError(
-            "`learning_rate` must be given for an `optimiser` that is made of it, such "
-            "as optax.adamw."
+            "`learning_rate` must be given if `optimiser` is a function of it, such as "
+            "optax.adamw."
         )
     rates = _rates(learning_rate, steps)
-    wanted = "`optimiser` must make an optax optimiser of a learning rate"
+    wanted = "`optimiser` must map a learning rate to an optax optimiser"
     try:
         made: Any = optimiser(float(rates[0]))
     except Exception as error:
-        raise ValueError(f"{wanted}, but failed: {error}") from error
+        raise ValueError(f"{wanted}, but it failed: {error}") from error
     if not is_optimiser(made):
-        raise ValueError(f"{wanted}, but returned {made!r:.60}.")
+        raise ValueError(f"{wanted}, but it returned {made!r:.60}.")
     named = getattr(optimiser, "func", optimiser)  # of a functools.partial
     name = getattr(named, "__name__", type(named).__name__)
     return name.replace("<lambda>", _name_by_state(made.init(params))), optimiser, rates
@@ -74,8 +76,8 @@ def _rates(learning_rate: Any, steps: int) -> Float[np.ndarray, " steps"]:
         rates = jax.lax.map(learning_rate, jnp.arange(steps), batch_size=1024)
     except (TypeError, ValueError) as error:
         raise ValueError(
-            "`learning_rate` must be a number or a schedule, a function of the step, "
-            f"but could not be called with it: {error}"
+            "`learning_rate` must be a number or a schedule (a function of the step), "
+            f"but calling it with the steps failed: {error}"
         ) from error
     return _refuse_rates("learning_rate", np.asarray(rates), steps)
 
@@ -98,7 +100,7 @@ def _refuse_rates(name: str, rates: np.ndarray, steps: int) -> np.ndarray:
 def _injected_rates(
     optimiser: Any, params: PyTree, steps: int
 ) -> Float[np.ndarray, " steps"]:
-    """What `optax.inject_hyperparams` tells of the learning rate, which depends on the
+    """The learning rates that `optax.inject_hyperparams` exposes, which depend on the
     step alone."""
     import optax
 
@@ -106,13 +108,13 @@ def _injected_rates(
     made = optax.with_extra_args_support(optimiser)
 
     def rate(state: Any) -> Any:
-        # Beside its value a schedule has a state of the same name.
+        # A schedule has a state of the same name besides its value.
         is_value = lambda path, value: isinstance(value, jax.Array)  # noqa: E731
         return optax.tree_utils.tree_get(state, "learning_rate", filtering=is_value)
 
     unknown = ValueError(
-        "`learning_rate` must be given, as the clock is the sum of the learning rates "
-        "and `optimiser` does not tell its own: pass `optimiser=optax.sgd, "
+        "`learning_rate` must be given: time is the sum of the learning rates, and "
+        "`optimiser` does not expose its learning rate. Pass `optimiser=optax.sgd, "
         "learning_rate=0.1` rather than `optax.sgd(0.1)`, or both."
     )
     state = made.init(params)
@@ -125,13 +127,13 @@ def _injected_rates(
 
     try:
         rates = jax.jit(lambda s: jax.lax.scan(step, s, length=steps)[1])(state)
-    except TypeError:  # a line search: it asks for the loss, and has no rate before
+    except TypeError:  # a line search needs the loss, and has no rate before
         raise unknown from None
     return _refuse_rates("optimiser", np.asarray(rates), steps)
 
 
 def _name_by_state(state: Any) -> str:
-    """Of an optimiser that has no name: what it keeps, such as ScaleByAdam."""
+    """A name for an optimiser that has none, from its states, such as ScaleByAdam."""
 
     def names(node: Any) -> Iterable[str]:
         kind = type(node).__name__

@@ -1,4 +1,4 @@
-"""A training in chunks of steps, all run by the same compiled functions."""
+"""The steps of a training run, in chunks run by the same compiled functions."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -9,9 +9,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from .._core.compiled import compiled
-from .._stepping._segments import strongly_typed
-from ..problems import Loss
-from ..problems._descent import descent
+from .._stepping import EnergyAccount, strongly_typed
+from ..problems import AbstractLoss, Loss, Problem, descent
 from ._optimiser import is_optimiser
 from ._samplers import AbstractSampler
 
@@ -20,32 +19,30 @@ if TYPE_CHECKING:
 
 
 class State(eqx.Module):
-    """Where a training stands, with the gradient that the next step takes."""
+    """The state of a training run, with the gradient that the next step takes."""
 
     step: Int[Array, ""]
     params: PyTree
     optimiser: PyTree
     value: Float[Array, ""]
-    """The loss at `params`, of the batch if there is one."""
+    """The loss at `params`, on the batch if there is one."""
     gradient: PyTree
     power: Float[Array, ""]
-    first: Float[Array, ""]
-    """The loss at the start."""
-    released: Float[Array, ""]
-    """Σ η‖∇L‖² so far."""
-    imbalance: Float[Array, ""]
+    account: EnergyAccount
+    """The balance of L(0) - L(t) against Σ η‖∇L‖²."""
     is_finite: Bool[Array, ""]
-    """If not, the step that would have come next is not."""
+    """Whether the step after this one, which was tried, stayed finite."""
 
 
 class Plan(eqx.Module):
-    """What a step does. Numbers that may change from call to call are arrays."""
+    """Everything that a step depends on. Numbers that may change from call to call are
+    arrays."""
 
-    loss: Callable[[PyTree], Any]
+    loss: AbstractLoss
     make: "Callable | optax.GradientTransformation"
-    """An optimiser, or what makes one of a learning rate."""
+    """An optimiser, or a function from a learning rate to one."""
     rates: Float[Array, "*steps"]
-    """η, one for all steps or one for each."""
+    """η, one for all steps or one for each step."""
     sampler: AbstractSampler | None
     key: PRNGKeyArray
 
@@ -61,12 +58,12 @@ class Plan(eqx.Module):
     def _rate(self, step: Any) -> Float[Array, ""]:
         return self.rates if self.rates.ndim == 0 else self.rates[step]
 
-    def descended(self, step: Int[Array, ""]) -> Callable[[PyTree], Any]:
+    def descended(self, step: Int[Array, ""]) -> AbstractLoss:
         """The loss whose gradient is taken before this step."""
-        problem: Any = self.loss
-        sampler = self.sampler
+        problem, sampler = self.loss, self.sampler
         if sampler is None:
             return problem
+        assert isinstance(problem, Problem)
         key = jax.random.fold_in(self.key, step)
         return Loss(lambda params: sampler.loss(problem.model, params, key))
 
@@ -84,8 +81,7 @@ class Plan(eqx.Module):
         params: Any = optax.apply_updates(state.params, updates)
         step = state.step + 1
         value, gradient, power = self.descent(params, step)
-        released = state.released + self._rate(state.step) * state.power
-        imbalance = jnp.abs(state.first - value - released)
+        energy = self._rate(state.step) * state.power
         after = State(
             step=step,
             params=params,
@@ -93,12 +89,10 @@ class Plan(eqx.Module):
             value=value,
             gradient=gradient,
             power=power,
-            first=state.first,
-            released=released,
-            imbalance=jnp.maximum(state.imbalance, imbalance),
+            account=state.account.released(energy, value),
             is_finite=_all_finite((params, value, gradient)),
         )
-        # The last state whose numbers are finite stays.
+        # The last finite state is kept.
         kept = jax.tree.map(
             lambda new, old: jnp.where(after.is_finite, new, old), after, state
         )
@@ -119,7 +113,6 @@ def _all_finite(tree: PyTree) -> Bool[Array, ""]:
 
 @compiled
 def start(plan: Plan, params: PyTree) -> State:
-    zero = jnp.zeros((), jnp.float64)
     step = jnp.zeros((), jnp.int64)
     value, gradient, power = plan.descent(params, step)
     finite = _all_finite((value, gradient))
@@ -130,9 +123,7 @@ def start(plan: Plan, params: PyTree) -> State:
         value=value,
         gradient=gradient,
         power=power,
-        first=value,
-        released=zero,
-        imbalance=zero,
+        account=EnergyAccount.open(value),
         is_finite=finite,
     )
     return strongly_typed(state)
@@ -140,7 +131,7 @@ def start(plan: Plan, params: PyTree) -> State:
 
 @compiled
 def advance(plan: Plan, state: State, until: Int[Array, ""]) -> State:
-    """So many steps, or as many as stay finite."""
+    """Steps up to the number `until`, or as many as stay finite."""
     after = jax.lax.while_loop(
         lambda s: s.is_finite & (s.step < until), lambda s: plan.step(s), state
     )

@@ -1,5 +1,6 @@
-"""train(): a loss, a start and a discrete optimiser in, a flow out."""
+"""train(): a loss, a start and a discrete optimiser in, a training run out."""
 
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -11,28 +12,42 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
 from .. import solvers
-from .._core import checks
+from .._core import checks, seeds
 from .._core.checks import Checked
 from .._core.compiled import CompileClock, compiled, make_room_for_code
 from .._core.progress import Report, progress_bar
 from .._core.ravel import Ravel
-from .._integrate._integrate import chosen_observables
-from .._stepping._energy import Certificate
-from .._stepping._record import Snapshot, Watch, relative_drift
-from .._stepping._segments import Equation
-from ..flows._flow import RESULTS, DenseOutput, Flow, FlowError, Settings
-from ..problems._loss import checked_loss
+from .._core.types import Seed
+from .._stepping import (
+    RESULTS,
+    Continuation,
+    Equation,
+    Settings,
+    Snapshot,
+    Statistics,
+    Watch,
+    versions,
+)
+from ..flows import Certificate, FlowError, Training
+from ..problems import (
+    AbstractLoss,
+    Observable,
+    Problem,
+    checked_loss,
+    chosen_observables,
+)
 from ._optimiser import resolved
 from ._samplers import AbstractSampler
 from ._step import Plan, State, advance, start
 
 DEFAULT_SAVED = 200
 LONGEST_CHUNK = 1000
-"""Steps between two looks at the progress, however far apart the saved ones are."""
+"""Steps between two updates of the progress bar, however far apart the saved ones
+are."""
 
 
 def train(
-    problem: Checked[Callable[[PyTree], Any]],
+    loss: Checked[Callable[[PyTree], Any]],
     params: PyTree,
     optimiser: Any,
     steps: Checked[int],
@@ -43,11 +58,11 @@ def train(
     observables: Checked[
         Mapping[str, Callable[[PyTree], Any]] | Iterable[str] | None
     ] = None,
-    seed: Checked[int] = 0,
+    seed: Checked[Seed] = 0,
     progress: bool = False,
     throw: bool = True,
-) -> Flow:
-    """Train by a discrete optimiser, on the clock of the flow: after n steps it is
+) -> Training:
+    """Train with a discrete optimiser, on the clock of the flow: after n steps it is
 
         t_n = η_0 + … + η_{n-1},
 
@@ -56,65 +71,67 @@ def train(
 
     **Arguments:**
 
-    - `problem`: the loss, as for `integrate`; with a `sampler`, a [`Problem`][], whose
-        model is trained and whose population is where loss, speed and observables are
-        measured.
+    - `loss`: the loss, as for `integrate`. With a `sampler` it is a [`Problem`][]: its
+        model is trained, and loss, speed and observables are measured on its
+        population.
     - `params`: where the training starts.
-    - `optimiser`: a learning rate η, for gradient descent; or what makes an optax
-        optimiser of a learning rate, such as `optax.adamw` or
+    - `optimiser`: a learning rate η, for gradient descent; or a function from a
+        learning rate to an optax optimiser, such as `optax.adamw` or
         `lambda eta: optax.sgd(eta, momentum=0.9)`; or an optax optimiser.
-    - `steps`: how many to take.
-    - `sampler`: what draws a fresh batch of token sequences for each step, such as a
-        [`SequenceSampler`][]; by default the gradient is that of the loss, exactly.
+    - `steps`: the number of steps.
+    - `sampler`: draws a fresh batch of token sequences for each step, such as a
+        [`SequenceSampler`][]; by default gradients are those of the loss, exactly.
     - `learning_rate`: a number, or a schedule: a function of the step, counted from
         zero. It goes to the `optimiser` and to the clock. An optimiser that was made
-        with its own does not tell it, unless by `optax.inject_hyperparams`: then
-        `learning_rate` sets the clock alone, and is taken at its word. So it may count
-        what a step is worth: η/(1-β) for a momentum β, by whose factor steps of
-        momentum are longer than those of plain descent.
-    - `saved`: increasing steps at which to save, beside the first and the last; by
+        with its own rate does not expose it, except through
+        `optax.inject_hyperparams`; then `learning_rate` sets only the clock, and is not
+        checked. It may therefore count what a step is worth: η/(1-β) for a momentum β,
+        which makes steps longer than those of plain descent by that factor.
+    - `saved`: increasing steps at which to save, besides the first and the last; by
         default about 200 geometrically spaced ones.
     - `observables`: as for `integrate`.
-    - `seed`: of the sampled sequences.
+    - `seed`: the seed of the sampled sequences, a whole number or a `jax.random.key`.
     - `progress`: whether to show a progress bar.
-    - `throw`: whether a training that leaves the finite numbers raises a `FlowError`,
-        whose `flow` holds what was computed, or returns that flow.
+    - `throw`: whether a run that overflows raises a `FlowError`, whose `flow` holds
+        what was computed, or returns that run.
 
     **Returns:**
 
-    A `Flow` whose `ts` are the times t_n of the saved steps. `flow.at(t)` lies on the
-    straight line between two saved iterates, and its certificate says how far the
-    training is from a flow: the drift of what a flow conserves, and of
+    A `Training` whose `ts` are the times t_n of the saved steps. `training.at(t)` lies
+    on the straight line between two saved iterates, and its certificate says how far
+    the run is from a flow: the drift of what a flow conserves, and of
     L(0) - L(t) - Σ η‖∇L‖².
     """
+    checks.refuse_tracers(loss, params)
     steps = checks.whole_number("steps", steps)
-    seed = checks.whole_number("seed", seed, least=0)
+    seed = seeds.check("seed", seed)
     due = _saved_steps(saved, steps)
-    problem = checked_loss(problem, params, "problem")
-    _check_sampler(sampler, problem)
-    named, functions = chosen_observables(problem, params, observables)
+    loss = checked_loss(loss, params)
+    _check_sampler(sampler, loss)
+    named, functions = chosen_observables(loss, params, observables)
+    notes = checks.promotion_notes(params)
     params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), params)
     name, make, rates = resolved(optimiser, learning_rate, params, steps)
 
     make_room_for_code()
     began, compiling = time.perf_counter(), CompileClock()
-    # Summed in a longer precision, where there is one: millions of roundings add up.
+    # Summed in extended precision, where there is one: millions of roundings add up.
     clock = np.append(0.0, np.cumsum(rates, dtype=np.longdouble)).astype(float)
     constant = bool(np.all(rates == rates[0]))
     plan = Plan(
-        problem,
+        loss,
         make,
         jnp.asarray(rates[0] if constant else rates),
         sampler,
-        jax.random.key(seed),
+        seeds.jax_key("seed", seed),
     )
     state = start(plan, params)
     if not state.is_finite:
         raise ValueError(
-            "`problem` must be finite at `params`, where the training starts, and its "
-            f"gradient too; it is {float(state.value):g}."
+            "`loss` and its gradient must be finite at `params`, where the training "
+            f"starts; the loss is {float(state.value):g}."
         )
-    watch = _watch(problem, params, named, functions)
+    watch = _watch(loss, params, named, functions)
     with progress_bar(clock[-1], progress) as report:
         state, reached, seen = _run(plan, state, watch, due, clock, report)
     ts, taken = clock[reached], int(state.step)
@@ -122,54 +139,46 @@ def train(
     reason = (
         ""
         if finite
-        else f"left the finite numbers at step {taken + 1:,} of {steps:,}, after "
-        f"t = {clock[taken]:.10g}, where the loss was {float(seen.loss[-1]):.6g}: a "
-        "smaller learning rate may hold it"
+        else f"overflowed at step {taken + 1:,} of {steps:,}, after "
+        f"t = {clock[taken]:.10g}, where the loss was {float(seen.loss[-1]):.6g}: try "
+        "a smaller learning rate"
     )
-    origin = jax.tree.map(np.asarray, params)
     compile_seconds = compiling.seconds()
-    flow = Flow(
+    training = Training(
         ts=ts,
         params=seen.params,
         loss=np.asarray(seen.loss),
         speed=np.asarray(seen.speed),
         observables=seen.observables,
-        stats={
-            "solver": name,
-            "choice": "",
-            "num_accepted_steps": taken,
-            "num_rejected_steps": 0,
-            "num_evaluations": taken + 1,
-            "num_hessian_products": None,
-            "learning_rates": (float(rates.min()), float(rates.max())),
-            "sampler": "" if sampler is None else repr(sampler),
-            "seed": seed,
-            "compile_seconds": compile_seconds,
-            "run_seconds": time.perf_counter() - began - compile_seconds,
-            "dense_until": float(ts[-1]),
-            "reason": reason,
-        },
-        result=RESULTS.successful if finite else RESULTS.internal_error,
-        certificate=_certificate(seen, math.nan if sampler else float(state.imbalance)),
-        start=origin,
-        settings=Settings(
-            float(clock[-1]),
-            name,
-            0.0,
-            0.0,
-            float(rates[0]) if constant else None,
-            True,
+        stats=Statistics(
+            solver=name,
+            num_accepted_steps=taken,
+            num_evaluations=taken + 1,
+            num_hessian_products=0,
+            num_newton_failures=0,
+            compile_seconds=compile_seconds,
+            run_seconds=time.perf_counter() - began - compile_seconds,
+            dense_until=float(ts[-1]),
+            reason=reason,
+            notes=notes,
+            versions=versions(),
         ),
-        problem=problem,
-        dense=DenseOutput.of_training(ts, seen.params),
+        result=RESULTS.successful if finite else RESULTS.internal_error,
+        certificate=_certificate(state, seen, sampler is not None),
+        start=jax.tree.map(np.asarray, params),
+        problem=loss,
+        learning_rates=(float(rates.min()), float(rates.max())),
+        t1=float(clock[-1]),
+        sampler="" if sampler is None else repr(sampler),
+        seed=seed if isinstance(seed, int) else None,
     )
     if throw and not finite:
         raise FlowError(
             f"The training {reason}. What was computed until then is in this "
             "exception's `flow`; `throw=False` returns it instead.",
-            flow,
+            training,
         )
-    return flow
+    return training
 
 
 def _run(
@@ -180,8 +189,8 @@ def _run(
     clock: Float[np.ndarray, " steps_and_start"],
     report: Report,
 ) -> tuple[State, list[int], Snapshot]:
-    """Step by step to the last that is due, or as far as numbers stay finite: where
-    that ended, which steps were looked at, and what was seen there."""
+    """Step to the last step that is due, or as far as numbers stay finite. Returns the
+    state there, the steps that were recorded, and their snapshots."""
     reached: list[int] = []
     snapshots: list[Snapshot] = []
 
@@ -203,19 +212,15 @@ def _run(
     return state, reached, jax.tree.map(lambda *rows: np.stack(rows), *snapshots)
 
 
-#
-# What is seen of it
-#
-
-
 def _watch(
-    loss: Callable, params: PyTree, named: tuple[str, ...], functions: dict
+    loss: AbstractLoss,
+    params: PyTree,
+    named: tuple[str, ...],
+    functions: dict[str, Observable],
 ) -> Watch:
-    # Gradient descent is Euler's method; of the equation only its loss is asked.
-    ravel = Ravel.of(params)
-    none = jnp.zeros(())
-    euler = solvers.resolve("euler").solver
-    equation = Equation(loss, ravel, euler, none, none)
+    # Gradient descent is Euler's method; only the equation's loss is used.
+    ravel, euler = Ravel.of(params), solvers.resolve("euler").solver
+    equation = Equation.of(loss, ravel, euler, Settings(0.0, "euler", 0.0, 0.0))
     return Watch(equation, ravel.ravel(params), named, functions)
 
 
@@ -224,14 +229,16 @@ def _snapshot(watch: Watch, y: Float[Array, " n"]) -> Snapshot:
     return watch.snapshot(y)
 
 
-def _certificate(seen: Snapshot, imbalance: float) -> Certificate:
-    return Certificate(
-        drift=relative_drift(seen),
-        energy_imbalance=imbalance,
-        energy_released=float(seen.loss[0] - seen.loss[-1]),
-        quadrature_error=math.nan,
-        largest_rise=float(np.diff(seen.loss).max(initial=0.0)),
+def _certificate(state: State, seen: Snapshot, sampled: bool) -> Certificate:
+    """The certificate of a run whose steps balance a sum, not an integral; on samples
+    the balance of the whole loss is unknown."""
+    account = dataclasses.replace(
+        state.account,
+        initial_loss=seen.loss[0],
+        quadrature_error=np.array(math.nan),
+        imbalance=np.array(math.nan) if sampled else state.account.imbalance,
     )
+    return Certificate.of(Continuation.of(account, seen), np.asarray(seen.loss))
 
 
 #
@@ -248,13 +255,13 @@ def _saved_steps(saved: Any, steps: int) -> Int[np.ndarray, " saved"]:
     due = checks.increasing_times("saved", saved)
     if due[0] < 0 or due[-1] > steps or np.any(due != np.rint(due)):
         raise ValueError(
-            f"`saved` must be whole numbers of steps from 0 to `steps` = {steps:,}, "
+            f"`saved` must list steps from 0 to `steps` = {steps:,}, "
             f"got {due[0]:g} to {due[-1]:g}."
         )
     return np.union1d(due.astype(int), [0, steps])
 
 
-def _check_sampler(sampler: Any, problem: Any) -> None:
+def _check_sampler(sampler: Any, loss: AbstractLoss) -> None:
     if sampler is None:
         return
     if not isinstance(sampler, AbstractSampler):
@@ -262,16 +269,16 @@ def _check_sampler(sampler: Any, problem: Any) -> None:
             "`sampler` must be a gradflow sampler such as SequenceSampler, got "
             f"{type(sampler).__name__}."
         )
-    model: Any = getattr(problem, "model", None)
-    if not hasattr(model, "sequence_logits"):
+    if not isinstance(loss, Problem):
         raise ValueError(
-            "`problem` must be a gradflow.Problem to train its model on sampled "
-            f"sequences, got {type(problem).__name__}."
+            "`loss` must be a gradflow.Problem to train its model on sampled "
+            f"sequences, got {type(loss).__name__}."
         )
+    model = loss.model
     if sampler.vocabulary != model.vocabulary:
         raise ValueError(
-            f"`sampler` draws from {sampler.vocabulary} tokens and the model of "
-            f"`problem` has a vocabulary of {model.vocabulary}."
+            f"`sampler` draws from {sampler.vocabulary} tokens, but the model of "
+            f"`loss` has a vocabulary of {model.vocabulary}."
         )
     if sampler.length < model.least_length:
         raise ValueError(

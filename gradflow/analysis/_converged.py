@@ -9,7 +9,7 @@ from jaxtyping import Float
 
 from .._core import checks
 from .._core.checks import Checked
-from .._integrate._integrate import integrate, same_solver
+from .._integrate import integrate, same_solver
 from ..flows._flow import Flow
 
 ALLOWED = 10.0

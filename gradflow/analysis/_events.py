@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float, PyTree
 
 from .._core.checks import Checked
-from ..flows._flow import AT_ONCE, Flow
+from ..flows import AT_ONCE, Flow
 
 
 class Event(eqx.Module):

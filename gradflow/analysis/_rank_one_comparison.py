@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, PyTree
 
 from .._core import checks
 from .._core.checks import Checked
-from .._integrate._integrate import integrate, same_solver
+from .._integrate import integrate, same_solver
 from ..flows._flow import Flow
 from ..models import OneLayerParameters, OneLayerTransformer
 from ..problems import RankOneProblem

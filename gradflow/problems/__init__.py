@@ -10,6 +10,7 @@ from ._loss import (
     as_loss as as_loss,
     checked_loss as checked_loss,
 )
+from ._observables import chosen_observables as chosen_observables
 from ._problem import Problem as Problem
 from ._rank_one import (
     RankOneParameters as RankOneParameters,

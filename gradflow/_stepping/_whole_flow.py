@@ -1,7 +1,6 @@
 """One flow of an ensemble, from its start to its end, as one compiled function."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import diffrax
@@ -13,77 +12,76 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from .._core.compiled import compiled
 from .._core.ravel import Ravel
 from .._core.types import AnyArray
-from .._stepping._energy import EnergyAccount
-from .._stepping._record import Snapshot, Watch
-from .._stepping._segments import (
-    Equation,
-    State,
-    plain_advance,
-    plain_balance,
-    plain_start,
-)
-from ..flows._flow import fill_rows
+from ..problems import Observable
+from ._energy import EnergyAccount, plain_balance
+from ._equation import Equation
+from ._events import Condition
 from ._factorisations import factorised
+from ._segments import State, plain_advance, plain_start
+from ._snapshots import Snapshot, Watch, fill_rows
 
 
 class Members(eqx.Module):
-    """What is each member's own, along a leading axis: on the host, or in JAX."""
+    """The data that differ between members, along a leading axis; on the host or on
+    the device."""
 
     varying: PyTree
-    """Of the losses, where they are not all equal."""
+    """The arrays of the losses that are not the same for all members."""
     y0: Float[AnyArray, "members n"]
     t1: Float[AnyArray, " members"]
     atol: Float[AnyArray, " members"]
 
 
 class Common(eqx.Module):
-    """What all members share."""
+    """The data that all members share."""
 
     loss: PyTree
-    """The losses, without what varies."""
+    """The losses, without the arrays that vary."""
     ravel: Ravel = eqx.field(static=True)
     solver: diffrax.AbstractSolver
     rtol: Float[Array, ""]
     budget: Int[Array, ""]
     times: Float[Array, " times"]
     stored: Int[Array, " stored"]
-    """At which of them the parameters are stored."""
+    """The indices of the times at which the parameters are stored."""
     named: tuple[str, ...] = eqx.field(static=True)
-    functions: dict[str, Callable[[PyTree], Any]]
-    event: Callable[[PyTree], Any] | None
+    functions: dict[str, Observable]
+    event: Condition | None
     steps: int = eqx.field(static=True)
-    """In a segment."""
+    """Steps in a segment."""
     at_once: int = eqx.field(static=True)
-    """How many states are observed together, by what is not observed one by one."""
+    """How many states are observed together, by observables that call LAPACK."""
 
     def equation(self, member: Any) -> Equation:
         loss: Any = eqx.combine(self.loss, member.varying)
         return Equation(loss, self.ravel, self.solver, self.rtol, member.atol)
 
 
-class Outcome(eqx.Module):
-    """A member's flow."""
+class WholeFlow(eqx.Module):
+    """The flow of one member, or of several along a leading axis."""
 
     rows: Snapshot
-    """At the saved times that it reached; the parameters at the stored ones."""
+    """Snapshots at the saved times, of which the first `saved` were reached; the
+    parameters at the stored ones."""
     saved: Int[Array, "*members"]
-    """How many times it reached."""
+    """How many of the saved times were reached."""
     end: Snapshot
+    """The snapshot at the end."""
     state: State
-    """Without what is large: y, and what the solver keeps."""
+    """The final state without its large parts: y and the solver's own state."""
     result: diffrax.RESULTS
     account: EnergyAccount
     accepted: Int[Array, "*members"]
     rejected: Int[Array, "*members"]
 
 
-def _whole_flow(common: Common, member: Any) -> Outcome:
+def _whole_flow(common: Common, member: Any) -> WholeFlow:
     """One of the `Members` from its start to its end, segment after segment."""
     equation = common.equation(member)
     zero = jnp.zeros((), jnp.int64)
 
-    # Where it ended, where it was at the saved times, and what fills up a batch: where
-    # nothing else is written, the start.
+    # Row 0 is the end, then come the saved times, then rows that fill up a batch. A row
+    # that is never written holds the start.
     size = 1 + len(common.times)
     states = jnp.tile(member.y0, (size + -size % common.at_once, 1))
 
@@ -140,11 +138,11 @@ def _whole_flow(common: Common, member: Any) -> Outcome:
     rows = jax.tree.map(lambda x: x[1:size], taken)
     stored = jax.tree.map(lambda x: x[common.stored], rows.params)
     rows = dataclasses.replace(rows, params=stored)
-    # `end` has the parameters, and the solver's own state is of use to nobody now.
+    # `end` has the parameters, and the solver's own state is no longer needed.
     state = eqx.tree_at(
         lambda s: (s.y, s.solver_state, s.recent), state, (None, None, None)
     )
-    return Outcome(rows, saved, end, state, result, account, accepted, rejected)
+    return WholeFlow(rows, saved, end, state, result, account, accepted, rejected)
 
 
 def _observed(
@@ -154,10 +152,11 @@ def _observed(
     states: Float[Array, "rows n"],
     count: Int[Array, ""],
 ) -> Snapshot:
-    """Snapshots of the first so many of some states; the rest is anything.
+    """Snapshots of the first `count` states; the other rows are arbitrary.
 
-    What calls LAPACK is observed in a loop of its own, of several states at a time. The
-    rest is one by one a loop that XLA's CPU compiler turns into one function."""
+    Observables that call LAPACK have a loop of their own, over several states at a
+    time. Evaluated one by one, the others are a loop that XLA's CPU compiler turns into
+    one function."""
     watch = Watch(equation, y0, common.named, common.functions)
     start = equation.ravel.unravel(y0)
     calling = [k for k, f in watch.observed_by.items() if factorised(f, start)]
@@ -171,11 +170,11 @@ def _observed(
     return dataclasses.replace(taken, observables=taken.observables | called)
 
 
-def _some_flows(common: Common, members: Members, batch: int) -> Outcome:
+def _some_flows(common: Common, members: Members, batch: int) -> WholeFlow:
     return jax.lax.map(
         lambda member: _whole_flow(common, member),
         members,
-        # A batch of one would still run both branches of every condition.
+        # A batch of one would still run both branches of every conditional.
         batch_size=None if batch == 1 else batch,
     )
 

@@ -1,5 +1,5 @@
-"""Which functions have LAPACK factorise matrices: it is called out of compiled code, so
-that a loop around it is not compiled whole."""
+"""Which functions call LAPACK to factorise matrices. XLA calls it from outside compiled
+code, so that a loop around such a function is not compiled as a whole."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,8 +15,8 @@ _FACTORISATIONS = {
 
 
 def factorised(function: Callable, params: PyTree) -> set[int]:
-    """The numbers of axes of what the function has factorised: empty where nothing is,
-    and above two where it is several matrices at once."""
+    """The numbers of axes of the arrays that `function` factorises: empty if there are
+    none, and above two where several matrices are factorised at once."""
 
     def in_jaxpr(jaxpr: Any) -> set[int]:
         found = set()

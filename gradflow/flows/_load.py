@@ -1,0 +1,15 @@
+"""Reading a trajectory of either kind."""
+
+from typing import Any
+
+from . import _file
+from ._flow import Flow
+from ._training import Training
+
+
+def trajectory_of(contents: dict[str, Any], **options: Any) -> Flow | Training:
+    """The flow or training run with these contents; see `Flow.from_contents`."""
+    if _file.kind_of(contents) == _file.TRAINING:
+        options.pop("solver", None)
+        return Training.from_contents(contents, **options)
+    return Flow.from_contents(contents, **options)
