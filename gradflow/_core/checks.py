@@ -1,15 +1,16 @@
-"""Checks of what a user passes in: each names the argument, what was expected and
-what came, and runs before any work starts."""
+"""Checks of arguments. Each error names the argument, what was expected and what came,
+and is raised before any work starts."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-import equinox as eqx
 import jax
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import PyTree
 
+from .compiled import jit
 from .ravel import path_name
 
 if TYPE_CHECKING:
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
 else:
 
     class Checked:
-        """`Checked[T]` is `T` to a static type checker and anything at run time, where
-        our own checks are to speak, in sentences, before a type checker would."""
+        """`Checked[T]` is `T` to a static type checker and anything at run time, so
+        that our own checks raise their sentences before a type checker would."""
 
         def __class_getitem__(cls, _: Any) -> Any:
             return Any
@@ -106,11 +107,11 @@ def real_array(name: str, value: Any) -> np.ndarray:
 
 
 def law(name: str, value: Any, *, size: int | None = None) -> np.ndarray:
-    """`value` as a probability law, non-negative and normalised to a sum of one."""
+    """`value` as a probability vector, non-negative and normalised to a sum of one."""
     array = real_array(name, value)
     if array.ndim != 1 or array.size == 0:
         raise ValueError(
-            f"`{name}` must be a one-dimensional probability law, got shape "
+            f"`{name}` must be a one-dimensional vector of probabilities, got shape "
             f"{array.shape}."
         )
     if size is not None and array.size != size:
@@ -127,13 +128,13 @@ def law(name: str, value: Any, *, size: int | None = None) -> np.ndarray:
 
 
 SUM_TOLERANCE = 1e-8
-"""By how much the sum of a probability law may miss one before it is refused."""
+"""By how much the sum of probabilities may differ from one before it is refused."""
 
 
 def token_sequences(name: str, value: Any) -> list[np.ndarray]:
-    """`value` as sequences of tokens numbered from zero: it is one, or a list of
-    several, or an array with one in each row."""
-    # A text has millions of tokens, most of them plain numbers.
+    """`value` as sequences of tokens numbered from zero. It may be one sequence, a list
+    of several, or an array with one in each row."""
+    # A text has millions of tokens, most of them plain numbers: check those fast.
     several = isinstance(value, Sequence) and any(
         type(piece) is not int and np.ndim(piece) for piece in value
     )
@@ -143,22 +144,23 @@ def token_sequences(name: str, value: Any) -> list[np.ndarray]:
     for piece in pieces:
         if piece.ndim != 1 or (piece.size and piece.dtype.kind not in "iu"):
             raise ValueError(
-                f"`{name}` must be whole numbers, a sequence or a list of them, got "
-                f"an array of shape {piece.shape} and type {piece.dtype}."
+                f"`{name}` must be a sequence of whole numbers or a list of such "
+                f"sequences, got an array of shape {piece.shape} and type "
+                f"{piece.dtype}."
             )
         if piece.size and piece.min() < 0:
             raise ValueError(f"`{name}` must not be negative, got {piece.min()}.")
     if not any(piece.size for piece in pieces):
-        raise ValueError(f"`{name}` must hold tokens, got none.")
-    # An empty sequence has no type of its own.
+        raise ValueError(f"`{name}` must contain tokens, got none.")
+    # An empty sequence does not have an integer type.
     return [piece.astype(np.int64, copy=False) for piece in pieces]
 
 
 def floating_parameters(name: str, params: Any) -> None:
-    """Refuse parameters that a flow cannot move: none, not floating, not finite."""
+    """Refuse parameters that cannot flow: none, not floating-point, or not finite."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(params)
     if not sum(np.size(leaf) for _, leaf in leaves):
-        raise ValueError(f"`{name}` must hold at least one number, got {params!r}.")
+        raise ValueError(f"`{name}` must contain at least one number, got {params!r}.")
     for path, leaf in leaves:
         where = f"{name}{path_name(path, prefix='.')}"
         if not isinstance(leaf, jax.Array | np.ndarray | np.floating | float):
@@ -188,21 +190,21 @@ def parameters_of(kind: type, shapes: dict[str, tuple[int, ...]], params: Any) -
 
 
 def traced_result(name: str, function: Callable[[PyTree], Any], params: PyTree) -> Any:
-    """The shapes and types that a user's function returns, if JAX can trace it."""
+    """The shapes and types of a user's function's result, if JAX can trace it."""
     try:
         return shape_of_result(function, params)
-    except TypeError as error:  # JAX's own are of this kind
+    except TypeError as error:  # JAX's tracing errors are TypeErrors
         what = str(error).partition("\n")[0]
         raise ValueError(
-            f"`{name}` must be a function of the parameters that JAX can trace, with "
-            f"arrays of numbers for its result, but it raised {type(error).__name__}: "
-            f"{what}"
+            f"`{name}` must be a function of the parameters that JAX can trace and "
+            "that returns arrays of numbers, but it raised "
+            f"{type(error).__name__}: {what}"
         ) from error
 
 
-@eqx.filter_jit
+@jit
 def shape_of_result(function: Callable[[PyTree], Any], params: PyTree) -> Any:
-    """The shapes and types that `function` returns; traced once and remembered."""
+    """The shapes and types that `function` returns. Traced once and remembered."""
     return jax.eval_shape(function, jax.tree.map(_double, params))
 
 
@@ -211,7 +213,7 @@ def _double(leaf: Any) -> jax.ShapeDtypeStruct:
 
 
 def is_scalar(value: Any, kinds: str) -> bool:
-    """Whether a result's shape is that of a scalar of one of these NumPy kinds."""
+    """Whether a result is a scalar of one of these NumPy kinds."""
     is_array = isinstance(value, jax.ShapeDtypeStruct)
     return is_array and value.shape == () and value.dtype.kind in kinds
 
@@ -237,7 +239,7 @@ def increasing_times(name: str, value: Any) -> np.ndarray:
 
 def refuse_tracers(*values: object) -> None:
     """Refuse to run under jit, grad or vmap."""
-    if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(values)):
+    if any(isinstance(x, Tracer) for x in jax.tree.leaves(values)):
         raise ValueError(
             "`gradflow.integrate` runs on the host and cannot be called inside "
             "`jax.jit`, `jax.grad` or `jax.vmap`: use `gradflow.integrate_ensemble` "

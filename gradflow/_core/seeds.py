@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
@@ -13,7 +14,7 @@ def is_key(value: Any) -> bool:
     """Whether `value` is one key made by `jax.random.key`."""
     return (
         isinstance(value, jax.Array)
-        and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
+        and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
         and value.ndim == 0
     )
 
@@ -52,5 +53,5 @@ def storable(seed: int | PRNGKeyArray) -> int | np.ndarray:
 def restored(seed: Any) -> Any:
     """The seed that `storable` was given."""
     if isinstance(seed, np.ndarray) and seed.dtype == np.uint32:
-        return jax.random.wrap_key_data(seed)
+        return jax.random.wrap_key_data(jnp.asarray(seed))
     return seed

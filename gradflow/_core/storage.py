@@ -1,9 +1,9 @@
 """Run files: plain arrays and JSON in one zip archive, never code.
 
 A file is an uncompressed `.npz` archive. Its member `header` is JSON that describes the
-stored object and refers to the other members, each one array, by name; its member
+stored object and refers to the other members, each one array, by name. Its member
 `digest` is the SHA-256 of everything else. Nothing is ever unpickled, and a file that
-was cut short, altered or written by something else is refused.
+was truncated, altered or written by another program is refused.
 """
 
 import hashlib
@@ -73,7 +73,7 @@ def pack(value: Any, arrays: dict[str, np.ndarray]) -> Any:
     if isinstance(value, jax.Array | np.ndarray | np.generic):
         array = np.asarray(value)
         if array.dtype.kind not in "biuf":
-            raise ValueError(f"a run file holds no arrays of type {array.dtype}.")
+            raise ValueError(f"a run file cannot contain arrays of type {array.dtype}.")
         name = f"array{len(arrays)}"
         arrays[name] = array
         return {"array": name}
@@ -88,12 +88,12 @@ def pack(value: Any, arrays: dict[str, np.ndarray]) -> Any:
         return {"dict": _pack_dict(value, arrays)}
     if type(value) in (list, tuple):
         return {type(value).__name__: [pack(v, arrays) for v in value]}
-    raise TypeError(f"a run file cannot hold a {type(value).__name__}.")
+    raise TypeError(f"a run file cannot contain a {type(value).__name__}.")
 
 
 def _pack_dict(value: dict, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
     if not all(isinstance(k, str) for k in value):
-        raise TypeError("a run file holds only dictionaries whose keys are strings.")
+        raise TypeError("a run file can only contain dictionaries with string keys.")
     return {k: pack(v, arrays) for k, v in value.items()}
 
 
@@ -109,13 +109,15 @@ def unpack(packed: Any, arrays: dict[str, np.ndarray]) -> Any:
     if kind in ("list", "tuple"):
         items = [unpack(v, arrays) for v in content]
         return items if kind == "list" else tuple(items)
-    if kind == "object" and FORMER_NAMES.get(content, content) in _storable:
-        cls = _storable[FORMER_NAMES.get(content, content)]
+    cls = _storable.get(FORMER_NAMES.get(str(content), str(content)))
+    if kind == "object" and cls is not None:
         fields = {k: unpack(v, arrays) for k, v in dict(rest)["with"].items()}
         if hasattr(cls, "stored_arguments"):
             return cls(**fields)
         return _bare_module(cls, fields)
-    raise RunFileError(f"it holds a {kind} {content!r}, which this version cannot read")
+    raise RunFileError(
+        f"it contains a {kind} {content!r}, which this version cannot read"
+    )
 
 
 def _bare_module(cls: type, fields: dict[str, Any]) -> Any:
@@ -131,7 +133,7 @@ def _bare_module(cls: type, fields: dict[str, Any]) -> Any:
 
 
 def write(path: str | os.PathLike, header: dict[str, Any]) -> Path:
-    """Write `header`, an object that `pack` understands, whole or not at all."""
+    """Write `header`, which `pack` must accept, whole or not at all."""
     path = Path(path)
     if not path.parent.is_dir():
         raise FileNotFoundError(
@@ -150,7 +152,7 @@ def encode(header: dict[str, Any]) -> bytes:
 
 
 def digest(value: Any) -> str:
-    """Of what `pack` understands: the same for the same data."""
+    """A digest of anything that `pack` accepts: the same for the same data."""
     arrays: dict[str, np.ndarray] = {}
     text = json.dumps(pack(value, arrays)).encode()
     return _digest({"header": np.frombuffer(text, np.uint8), **arrays}).hex()
@@ -187,12 +189,12 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> os.stat_res
 
 
 def read(path: str | os.PathLike, build: Callable[[dict[str, Any]], _T]) -> _T:
-    """What `write` wrote at `path`, checked, and handed to `build`."""
+    """Read what `write` wrote at `path`, check it, and pass it to `build`."""
     path = Path(path)
     if not path.is_file():
         raise RunFileError(f"no run file at '{path}'.")
     try:
-        # Opened here, as NumPy leaves a file open that it cannot read.
+        # Opened here because NumPy leaves a file open that it cannot read.
         file = path.open("rb")
     except OSError as error:
         raise RunFileError(f"'{path}' cannot be read: {error.strerror}.") from error
@@ -202,7 +204,7 @@ def read(path: str | os.PathLike, build: Callable[[dict[str, Any]], _T]) -> _T:
 
 
 def decode(file: io.BufferedIOBase, path: Path) -> tuple[Any, dict[str, np.ndarray]]:
-    """What `unpack` takes, from the contents of the file at `path`, checked."""
+    """The arguments of `unpack`, from the contents of the file at `path`, checked."""
     try:
         members = dict(np.load(file, allow_pickle=False))
     except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
@@ -235,8 +237,8 @@ def decode(file: io.BufferedIOBase, path: Path) -> tuple[Any, dict[str, np.ndarr
 
 
 def built(path: Path, build: Callable[[], _T]) -> _T:
-    """What `build` makes of the contents of the file at `path`, or an error that names
-    the file."""
+    """The result of `build` on the contents of the file at `path`, or an error that
+    names the file."""
     try:
         return build()
     except (RunFileError, KeyError, TypeError, ValueError) as error:

@@ -324,12 +324,12 @@ def _records(
         counts.append(counted_work(request.choice, work, tries))
     return Records(
         rows=whole.rows,
-        saved=whole.saved,
+        saved=np.asarray(whole.saved),
         end=whole.end,
         ended=np.asarray(state.t),
         account=whole.account,
-        accepted=whole.accepted,
-        rejected=whole.rejected,
+        accepted=np.asarray(whole.accepted),
+        rejected=np.asarray(whole.rejected),
         counts={name: [each[name] for each in counts] for name in counts[0]},
         results=tuple(result_name(result) for result, _ in endings),
         reasons=tuple(reason for _, reason in endings),

@@ -13,6 +13,7 @@ from jaxtyping import Float, PyTree
 from .. import solvers
 from .._core import checks
 from .._core.checks import Checked
+from .._core.types import AnyArray
 from .._stepping import Past, Snapshot, same_solver
 from ..flows import Flow, Origin, check_integrated
 from ..problems import AbstractLoss, Observable, checked_loss, chosen_observables
@@ -101,7 +102,7 @@ def resume(
 def _past(flow: Flow) -> Past:
     """What was recorded of a flow until its end."""
 
-    def alone(values: dict[str, float]) -> dict[str, np.ndarray]:
+    def alone(values: dict[str, float]) -> dict[str, AnyArray]:
         return {name: np.array([value]) for name, value in values.items()}
 
     accounts = flow.continuation

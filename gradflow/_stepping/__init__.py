@@ -30,6 +30,7 @@ from ._record import Past as Past, Recorder as Recorder
 from ._segments import (
     SEGMENT_MEMORY as SEGMENT_MEMORY,
     SMALLEST_SEGMENT as SMALLEST_SEGMENT,
+    Dense as Dense,
     State as State,
     advance as advance,
     plain_advance as plain_advance,

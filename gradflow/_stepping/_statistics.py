@@ -65,14 +65,14 @@ class Statistics(eqx.Module):
         added += ("compile_seconds", "run_seconds")
         sums = {}
         for name in added:
-            ours, theirs = self[name], earlier[name]
-            unknown = ours is None or theirs is None
-            sums[name] = None if unknown else ours + theirs
+            both = self[name], earlier[name]
+            sums[name] = None if None in both else sum(both)
         return dataclasses.replace(self, **sums)
 
 
-def counted_work(choice: Choice, work: Any, attempted: int) -> dict[str, int | None]:
-    """The counts of a solve, as far as its solver knows them."""
+def counted_work(choice: Choice, work: Any, attempted: int) -> dict[str, Any]:
+    """The counts of a solve by their names in `Statistics`, as far as its solver knows
+    them."""
     solver: Any = choice.solver
     if getattr(solver, "counts_work", False):
         return {

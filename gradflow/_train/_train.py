@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import diffrax
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
-from .. import solvers
 from .._core import checks, seeds
 from .._core.checks import Checked
 from .._core.compiled import CompileClock, compiled, make_room_for_code
@@ -219,8 +219,8 @@ def _watch(
     functions: dict[str, Observable],
 ) -> Watch:
     # Gradient descent is Euler's method; only the equation's loss is used.
-    ravel, euler = Ravel.of(params), solvers.resolve("euler").solver
-    equation = Equation.of(loss, ravel, euler, Settings(0.0, "euler", 0.0, 0.0))
+    ravel, unused = Ravel.of(params), Settings(0.0, "euler", 0.0, 0.0)
+    equation = Equation.of(loss, ravel, diffrax.Euler(), unused)
     return Watch(equation, ravel.ravel(params), named, functions)
 
 
@@ -234,7 +234,7 @@ def _certificate(state: State, seen: Snapshot, sampled: bool) -> Certificate:
     the balance of the whole loss is unknown."""
     account = dataclasses.replace(
         state.account,
-        initial_loss=seen.loss[0],
+        initial_loss=np.asarray(seen.loss[0]),
         quadrature_error=np.array(math.nan),
         imbalance=np.array(math.nan) if sampled else state.account.imbalance,
     )

@@ -6,7 +6,7 @@ parameters before, once for all times that share them.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import equinox as eqx
 import jax
@@ -41,6 +41,7 @@ def the_parameters(t: object, params: PyTree) -> PyTree:
     return params
 
 
+@runtime_checkable
 class Evaluable(Protocol):
     """What `along` needs to know about a trajectory."""
 

@@ -1,7 +1,6 @@
 """Dense output: a flow between its saved times, as far as it was kept."""
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import equinox as eqx
 import jax
@@ -10,25 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
 from .._core.ravel import Ravel
-from .._stepping import Piece
-
-
-class Interpolation(Protocol):
-    """Dense output within one piece."""
-
-    @property
-    def ts(self) -> Float[Array, " steps"]:
-        """The times between which the solver stepped, then padding."""
-        ...
-
-    @property
-    def ts_size(self) -> int | Int[Array, ""]:
-        """How many of `ts` are not padding."""
-        ...
-
-    def evaluate(self, t: Float[Array, ""]) -> Float[Array, " n"]:
-        """The flat state at time t."""
-        ...
+from .._stepping import Dense, Piece
 
 
 class SavedIterates(eqx.Module):
@@ -49,6 +30,11 @@ class SavedIterates(eqx.Module):
         # A learning rate below the clock's rounding does not move it.
         share = jnp.where(gap > 0, (t - self.ts[i]) / jnp.where(gap > 0, gap, 1.0), 1.0)
         return (1 - share) * self.ys[i] + share * self.ys[i + 1]
+
+
+Interpolation = Dense | SavedIterates
+"""Dense output within one piece: its steps are between the first `ts_size` of `ts`, and
+`evaluate(t)` is the flat state at time t."""
 
 
 class DenseOutput(eqx.Module):

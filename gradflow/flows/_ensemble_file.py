@@ -12,9 +12,7 @@ from jaxtyping import Float, Int, PyTree
 from .._core import storage
 from .._stepping import EnergyAccount, Settings, Snapshot, Statistics
 from ..problems import AbstractLoss, as_loss
-from ._file import packed_params, restored_params
-
-ENSEMBLE = "ensemble"
+from ._file import ENSEMBLE, packed_params, require, restored_params
 
 
 class Origins(NamedTuple):
@@ -87,8 +85,7 @@ def parts(
     solver: diffrax.AbstractSolver | None,
 ) -> tuple[Origins, Records, np.ndarray, np.ndarray, Statistics]:
     """The arguments of `Ensemble` for a stored ensemble."""
-    if run.get("kind") != ENSEMBLE:
-        raise ValueError("it does not hold an ensemble: read it with `Flow.load`")
+    require(ENSEMBLE, run)
     account = jax.tree.structure(EnergyAccount.open(jnp.zeros(())))
     origins = Origins(
         _problems(run["problems"], loss),

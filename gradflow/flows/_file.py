@@ -29,7 +29,7 @@ from .._stepping import (
 from ..problems import RESERVED_NAMES, AbstractLoss, as_loss
 from ._trajectory import AbstractTrajectory
 
-FLOW, TRAINING = "flow", "training"
+FLOW, TRAINING, ENSEMBLE = "flow", "training", "ensemble"
 
 _T = TypeVar("_T")
 
@@ -62,13 +62,18 @@ def kind_of(run: dict[str, Any]) -> str:
     return TRAINING if run["settings"]["discrete"] else FLOW
 
 
+_LOADED_BY = {
+    FLOW: "a flow: read it with `gradflow.Flow.load`",
+    TRAINING: "a training run: read it with `gradflow.Training.load`",
+    ENSEMBLE: "an ensemble: read it with `gradflow.Ensemble.load`",
+}
+
+
 def require(kind: str, run: dict[str, Any]) -> None:
-    """Refuse the contents of another kind."""
+    """Refuse contents of another kind."""
     found = kind_of(run)
     if found != kind:
-        names = {FLOW: ("flow", "Flow"), TRAINING: ("training run", "Training")}
-        what, cls = names.get(found, (found, found.capitalize()))
-        raise ValueError(f"it holds a {what}: read it with `gradflow.{cls}.load`")
+        raise ValueError(f"it contains {_LOADED_BY.get(found, found)}")
 
 
 #

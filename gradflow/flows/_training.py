@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import diffrax
+import equinox as eqx
 import numpy as np
 from jaxtyping import Float, PyTree
 
@@ -46,14 +47,12 @@ class Training(AbstractTrajectory):
     """The sampler of token sequences; empty if gradients are exact."""
     seed: int | None = None
     """The seed of the sampled sequences; None if it was a `jax.random.key`."""
+    stored_ts: Float[np.ndarray, " stored"] | None = None
+    """The parameters are stored at all saved times."""
+    dense: DenseOutput | None = eqx.field(init=False)
 
-    @property
-    def stored_ts(self) -> None:
-        return None
-
-    @property
-    def dense(self) -> DenseOutput | None:
-        return DenseOutput.of_iterates(self.ts, self.params)
+    def __post_init__(self) -> None:
+        self.dense = DenseOutput.of_iterates(self.ts, self.params)
 
     def pieces_again(self, params: PyTree, t0: float, t1: float) -> Iterator[Piece]:
         raise ValueError(

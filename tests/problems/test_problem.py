@@ -44,7 +44,7 @@ def test_observables_are_what_their_names_say(problem, weights):
     W0, WQ, WK, W1 = weights(params)
     pi, P = CHAIN.stationary, CHAIN.transition
     seen = {name: np.asarray(f(params)) for name, f in problem.observables.items()}
-    loss, gradient, _, _ = oracles.infinite_context_gradient(pi, P, W0, WQ, WK, W1)
+    loss, _, _, _ = oracles.infinite_context_gradient(pi, P, W0, WQ, WK, W1)
     A = np.exp(W0 @ WQ @ WK.T @ W0.T) * pi
     A /= A.sum(axis=1, keepdims=True)
     U, s, _ = np.linalg.svd(W0)
