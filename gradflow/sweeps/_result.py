@@ -1,9 +1,9 @@
-"""One result: as bytes with a seal, and what a dataset shows of it.
+"""One result: its file, and the variables that a dataset shows.
 
-A result is a run file (`_storage`) with a seal, the SHA-256 of its name and of every
-byte before it, as the comment of its zip archive. So a result is checked by hashing it,
-without parsing, and no byte of it escapes the check, nor does a file that took the name
-of another; NumPy opens it like any other `.npz`.
+A result is a run file (`_core.storage`) with a seal as the comment of its zip archive:
+the SHA-256 of the file's name and of every byte before the seal. Hashing checks every
+byte without parsing the file, and detects a file that was renamed to another result's
+name. NumPy opens the file like any other `.npz`.
 """
 
 import hashlib
@@ -23,28 +23,28 @@ from ._grid import key_of
 from ._worker import plain_values
 
 SEAL = 64
-"""Bytes of a seal: a SHA-256 in hexadecimal digits."""
+"""The length of a seal in bytes: a SHA-256 in hexadecimal digits."""
 
 FLOW, VALUES = "flow", "values"
 
 
 class Encoded(NamedTuple):
-    """A result as it is stored."""
+    """A result in the form in which a store keeps it."""
 
     data: bytes
     summary: dict[str, Any]
-    """What the index of a store holds of it, as JSON: its kind, and for each variable
-    its value if it is a number, else its type and shape."""
+    """The result's entry in the index of the store, as JSON: its kind, and for each
+    variable its value if it is a number, otherwise its dtype and shape."""
 
 
-def encode(result: Any, label: Mapping[str, Any]) -> Encoded:
-    """A task's result, with the `label` that says of what it is the result."""
+def encode(result: object, label: Mapping[str, Any]) -> Encoded:
+    """A task's result as a file, together with the `label` of its point."""
     if isinstance(result, Flow):
         kind, content = FLOW, result.contents()
     else:
         kind, content = VALUES, plain_values(result, label["point"])
     data = storage.encode({**label, "kind": kind, "content": content})
-    # The last two bytes of a zip archive without a comment are the comment's length.
+    # A zip archive without a comment ends with the comment's length, two bytes.
     body = data[:-2] + SEAL.to_bytes(2, "little")
     key = key_of(label["task"], label["version"], label["point"])
     shown = _shown(kind, content)
@@ -60,21 +60,21 @@ def _seal(key: str, body: bytes) -> bytes:
 
 
 def read(path: Path) -> bytes:
-    """The bytes of the result at `path`, with the seal checked."""
+    """The bytes of the file at `path`, whose seal is checked."""
     try:
         data = path.read_bytes()
     except OSError as error:
         raise RunFileError(f"'{path}' cannot be read: {error.strerror}.") from error
     if _seal(path.stem, data[:-SEAL]) != data[-SEAL:]:
         raise RunFileError(
-            f"'{path}' is damaged: its contents do not match their digest."
+            f"'{path}' is damaged: its contents do not match its digest."
         )
     return data
 
 
 def decode(path: Path, **given: Any) -> tuple[dict[str, Any], Flow | dict[str, Any]]:
-    """The label and the result in the file at `path`; what is `given` is for a flow, as
-    for `Flow.load`."""
+    """The label and the result in the file at `path`. A flow is built with `given`, the
+    optional arguments of `Flow.load`."""
     packed, arrays = storage.decode(io.BytesIO(read(path)), path)
 
     def build() -> tuple[dict[str, Any], Flow | dict[str, Any]]:
@@ -88,7 +88,7 @@ def decode(path: Path, **given: Any) -> tuple[dict[str, Any], Flow | dict[str, A
 
 
 def variables(path: Path) -> tuple[str, dict[str, Any]]:
-    """The kind and the variables of the result at `path`; no object is rebuilt."""
+    """The kind and the variables of the result at `path`, without building a flow."""
     packed, arrays = storage.decode(io.BytesIO(read(path)), path)
 
     def build() -> tuple[str, dict[str, Any]]:
@@ -104,7 +104,7 @@ def variables(path: Path) -> tuple[str, dict[str, Any]]:
 
 
 def summary(path: Path) -> dict[str, Any]:
-    """What the index holds of the result at `path`, from the file itself."""
+    """The index entry of the result at `path`, made from the file itself."""
     kind, shown = variables(path)
     return {"kind": kind, "variables": _outline(shown)}
 
@@ -116,7 +116,7 @@ _FLOW_FIELDS = (
 
 
 def _shown(kind: str, content: dict[str, Any]) -> dict[str, Any]:
-    """The variables of a dataset: numbers and arrays by name."""
+    """The numbers and arrays that a dataset shows, by name."""
     if kind == VALUES:
         return content
     certificate = content["certificate"]
