@@ -124,7 +124,7 @@ def _add_model(group: argparse._ArgumentGroup) -> None:
         type=float,
         metavar="ε",
         help="standard deviation of the initial parameters (default: "
-        f"{_DEFAULTS.scale:g})",
+        f"{_short(_DEFAULTS.scale)})",
     )
     group.add_argument(
         "--seed",
@@ -139,13 +139,13 @@ def _add_flow(group: argparse._ArgumentGroup) -> None:
         "--horizon",
         type=float,
         metavar="T",
-        help=f"final time (default: {_DEFAULTS.horizon:g})",
+        help=f"final time (default: {_short(_DEFAULTS.horizon)})",
     )
     group.add_argument(
         "--rtol",
         type=float,
         metavar="R",
-        help=f"relative tolerance (default: {_DEFAULTS.rtol:g})",
+        help=f"relative tolerance (default: {_short(_DEFAULTS.rtol)})",
     )
     group.add_argument(
         "--atol",
@@ -182,6 +182,11 @@ def _add_many(group: argparse._ArgumentGroup) -> None:
         help="number of flows computed at once (default: one per core)",
     )
     group.add_argument("--engine", metavar="NAME", help="local (default) or ray")
+
+
+def _short(power: float) -> str:
+    """A power of ten, such as 1e-8."""
+    return f"{power:.0e}".replace("e-0", "e-").replace("e+0", "e")
 
 
 def _numbers(text: str) -> tuple[float, ...]:

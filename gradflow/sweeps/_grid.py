@@ -211,7 +211,8 @@ def key_of(task: str, version: int, point: Mapping[str, Value]) -> str:
 
 
 def merge(grids: Sequence[Grid]) -> Grid:
-    """All points of several grids over the same names; a product of products."""
+    """One grid with all points of several grids over the same names. Products become
+    one product, which may have further points."""
     names = grids[0].names
     if all(grid.axes is not None for grid in grids):
         axes: dict[str, list[Value]] = {}

@@ -237,6 +237,19 @@ def test_show(folder, tmp_path, capsys):
     assert figure.read_bytes().startswith(b"%PDF")
 
 
+def test_show_draws_a_flow_of_heads(tmp_path, capsys):
+    """Which has neither attention over tokens nor a chain with a unigram entropy."""
+    chain = gradflow.HighOrderChain.random(3, (1, 1))
+    heads = gradflow.PositionalHeads(3, 2, 2)
+    problem = gradflow.Problem(heads, gradflow.AllContexts(chain))
+    flow = gradflow.integrate(problem, problem.init(), 8.0, rtol=1e-5, solver="tsit5")
+    path = str(flow.save(tmp_path / "heads.npz"))
+    figure = tmp_path / "heads.png"
+    assert main(["show", path, "--figure", str(figure)]) == 0
+    assert capsys.readouterr().out.endswith(f"figure           {figure}\n")
+    assert figure.read_bytes().startswith(b"\x89PNG")
+
+
 def test_show_refuses_a_damaged_file(folder, tmp_path, refusal):
     path = tmp_path / "flow.npz"
     path.write_bytes((folder / "flow.npz").read_bytes()[:-100])

@@ -21,7 +21,7 @@ FLOWS = (
 
 
 def test_run_set(tmp_path, capsys, monkeypatch):
-    """The task is that of `gradflow run`; tests/sweeps covers what workers do with it."""
+    """The task is that of `gradflow run`; tests/sweeps covers its way to workers."""
     asked, integrated = [], []
 
     def record(task, grid, **options):
