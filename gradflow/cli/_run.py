@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
-from ..analysis._saddles import find_saddles
-from ..analysis.stages import find_stages
-from ..flows._flow import Flow, FlowError
+from ..analysis import find_saddles, find_stages
+from ..flows import AbstractTrajectory, Flow, FlowError
 from ..sweeps._runs import PreparedRun, Run
 from . import _sweep
 from ._common import DONE, FAILED, BadInput, bad_input, complain
@@ -29,16 +28,15 @@ def run(arguments: argparse.Namespace) -> int:
         prepared = wanted.prepare()
     output = _folder(arguments.output or Path("out/run"))
     print(_description(prepared), flush=True)
-    code = DONE
     try:
         with bad_input():  # the loss of a start that is too large is not finite
             flow = prepared.integrate(progress=not arguments.no_progress)
     except FlowError as error:
-        flow, code = error.flow, FAILED
+        print(error.flow)
+        return _write(error.flow, output, FAILED)
     print(flow)
-    if code == DONE:
-        _print_stages(flow)
-    return _write(flow, output, code)
+    _print_stages(flow)
+    return _write(flow, output, DONE)
 
 
 def read_options(arguments: argparse.Namespace) -> Run:
@@ -84,7 +82,7 @@ def _print_stages(flow: Flow) -> None:
         print(f"{find_saddles(flow, stages=stages)}\n", flush=True)
 
 
-def _write(flow: Flow, output: Path, code: int) -> int:
+def _write(flow: AbstractTrajectory, output: Path, code: int) -> int:
     """Write the run file and the figure, also of a flow that stopped early."""
     try:
         print(f"run file         {flow.save(output / 'flow.npz')}")
@@ -92,7 +90,7 @@ def _write(flow: Flow, output: Path, code: int) -> int:
         return complain(f"the run file could not be written: {error}.", FAILED)
     if code == FAILED:
         complain(
-            f"the flow {flow.stats['reason']}. Everything computed before that is in "
+            f"the flow {flow.stats.reason}. Everything computed before that is in "
             f"{output}.",
             FAILED,
         )

@@ -4,14 +4,15 @@ import argparse
 from pathlib import Path
 
 from .._core.storage import RunFileError
-from ..flows._flow import Flow
+from ..flows import AbstractTrajectory, trajectory_of
+from ..flows._file import read
 from ._common import DONE, BadInput
 
 
 def show(arguments: argparse.Namespace) -> int:
-    """Print the summary of a run file and, on request, draw its figure."""
+    """Print the summary of a flow or training run and, on request, draw its figure."""
     try:
-        flow = Flow.load(arguments.file)
+        flow = read(arguments.file, trajectory_of)
     except RunFileError as error:
         raise BadInput(str(error)) from error
     try:
@@ -24,7 +25,7 @@ def show(arguments: argparse.Namespace) -> int:
     return DONE
 
 
-def draw(flow: Flow, path: Path) -> Path:
+def draw(flow: AbstractTrajectory, path: Path) -> Path:
     """Draw the overview of `flow` into the file at `path`."""
     from .. import plotting  # imports matplotlib, which is slow
 

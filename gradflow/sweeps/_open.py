@@ -3,12 +3,11 @@
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jaxtyping import Array, PyTree
 
 from .._core.checks import Checked
-from ..flows._flow import Flow
 from . import _result
 from ._grid import Value, as_grid
 from ._store import Store, StoreError
@@ -26,9 +25,10 @@ def open_store(path: Checked[str | os.PathLike]) -> "xarray.Dataset":
     `computed` is false there. Arrays whose size differs from point to point are padded
     with NaN.
 
-    For flows the variables are `ts`, `loss`, `speed` and the observables over `time`;
-    `final_loss`, `final_time` and `successful`; and, from the certificate,
-    `energy_imbalance`, `energy_released`, `largest_drift` and the flow's `rtol`.
+    For flows and training runs the variables are `ts`, `loss`, `speed` and the
+    observables over `time`; `final_loss`, `final_time` and `successful`; from the
+    certificate `energy_imbalance`, `energy_released` and `largest_drift`; and, for
+    flows, `rtol`.
     `load_result` returns the flow itself. A variable whose name the grid already uses
     is called `result.…`.
 
@@ -50,11 +50,11 @@ def load_result(
     point: Checked[Mapping[str, Value]],
     loss: Callable[[PyTree], Array] | None = None,
     *,
-    like: PyTree = None,
+    like: PyTree | None = None,
     solver: Any = None,
-) -> Flow | dict[str, Any]:
-    """The result at one point of a store, as the task returned it: a `Flow` or a
-    dictionary of numbers and arrays.
+) -> _result.Result:
+    """The result at one point of a store, as the task returned it: a `Flow`, a
+    `Training` or a dictionary of numbers and arrays.
 
     **Arguments:**
 

@@ -18,7 +18,7 @@ import numpy as np
 from .._core import storage
 from .._core.ravel import path_name
 from .._core.storage import RunFileError
-from ..flows._flow import Flow
+from ..flows import Flow, Training, trajectory_of
 from ._grid import key_of
 from ._worker import plain_values
 
@@ -26,6 +26,10 @@ SEAL = 64
 """The length of a seal in bytes: a SHA-256 in hexadecimal digits."""
 
 FLOW, VALUES = "flow", "values"
+"""The kinds of results: a flow or training run, or a mapping of numbers and arrays."""
+
+Result = Flow | Training | dict[str, Any]
+"""A result as a task returned it."""
 
 
 class Encoded(NamedTuple):
@@ -39,7 +43,7 @@ class Encoded(NamedTuple):
 
 def encode(result: object, label: Mapping[str, Any]) -> Encoded:
     """A task's result as a file, together with the `label` of its point."""
-    if isinstance(result, Flow):
+    if isinstance(result, Flow | Training):
         kind, content = FLOW, result.contents()
     else:
         kind, content = VALUES, plain_values(result, label["point"])
@@ -72,16 +76,16 @@ def read(path: Path) -> bytes:
     return data
 
 
-def decode(path: Path, **given: Any) -> tuple[dict[str, Any], Flow | dict[str, Any]]:
+def decode(path: Path, **given: Any) -> tuple[dict[str, Any], Result]:
     """The label and the result in the file at `path`. A flow is built with `given`, the
     optional arguments of `Flow.load`."""
     packed, arrays = storage.decode(io.BytesIO(read(path)), path)
 
-    def build() -> tuple[dict[str, Any], Flow | dict[str, Any]]:
+    def build() -> tuple[dict[str, Any], Result]:
         label = storage.unpack(packed, arrays)
         kind, content = label.pop("kind"), label.pop("content")
         if kind == FLOW:
-            return label, Flow.from_contents(content, **given)
+            return label, trajectory_of(content, **given)
         return label, content
 
     return storage.built(path, build)
@@ -93,10 +97,11 @@ def variables(path: Path) -> tuple[str, dict[str, Any]]:
 
     def build() -> tuple[str, dict[str, Any]]:
         fields = packed["dict"]
-        names = _FLOW_FIELDS if fields["kind"] == FLOW else fields["content"]["dict"]
+        stored = fields["content"]["dict"]
         content = {
-            name: storage.unpack(fields["content"]["dict"][name], arrays)
-            for name in names
+            name: storage.unpack(stored[name], arrays)
+            for name in stored
+            if fields["kind"] == VALUES or name in _SHOWN_FIELDS
         }
         return fields["kind"], _shown(fields["kind"], content)
 
@@ -109,10 +114,11 @@ def summary(path: Path) -> dict[str, Any]:
     return {"kind": kind, "variables": _outline(shown)}
 
 
-_FLOW_FIELDS = (
+_SHOWN_FIELDS = (
     *("ts", "loss", "speed", "observables", "result"),
     *("certificate", "settings"),
 )
+"""The fields of a flow or training run from which variables are made."""
 
 
 def _shown(kind: str, content: dict[str, Any]) -> dict[str, Any]:
@@ -124,12 +130,13 @@ def _shown(kind: str, content: dict[str, Any]) -> dict[str, Any]:
         "final_loss": float(content["loss"][-1]),
         "final_time": float(content["ts"][-1]),
         "successful": content["result"] in ("successful", "event_occurred"),
-        "rtol": float(content["settings"]["rtol"]),
         "energy_imbalance": certificate.energy_imbalance,
         "energy_released": certificate.energy_released,
         "largest_drift": max(certificate.drift.values(), default=float("nan")),
         **{name: np.asarray(content[name]) for name in ("ts", "loss", "speed")},
     }
+    if "settings" in content:  # a training run has no tolerance
+        shown["rtol"] = float(content["settings"]["rtol"])
     leaves, _ = jax.tree_util.tree_flatten_with_path(content["observables"])
     for where, leaf in leaves:
         name = path_name(where)

@@ -8,12 +8,12 @@ import numpy as np
 
 from .._core import checks
 from .._core.checks import Checked
-from .._integrate._integrate import integrate
+from .._integrate import integrate
 from ..chains import MarkovChain
-from ..flows._flow import Flow
+from ..flows import Flow
 from ..models import OneLayerParameters, OneLayerTransformer
 from ..populations import FiniteContext, InfiniteContext
-from ..problems._problem import Problem
+from ..problems import Problem
 from ..solvers._choice import FIXED_STEP, resolve
 from ._grid import Value
 

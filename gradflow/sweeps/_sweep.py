@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from .._core import checks
 from .._core.checks import Checked
 from .._core.progress import count_bar
-from ..flows._flow import Flow
+from ..flows import Flow, Training
 from . import _result
 from ._grid import Grid, Point, Value, as_grid
 from ._local import LocalWorkers, Outcome, SweepError
@@ -75,7 +75,7 @@ class Sweep:
 
 
 def sweep(
-    task: Checked[Callable[[Point], Flow | Mapping[str, Any]]],
+    task: Checked[Callable[[Point], Flow | Training | Mapping[str, Any]]],
     grid: Checked[Mapping[str, Sequence[Value]] | Sequence[Mapping[str, Value]]],
     *,
     store: Checked[str | os.PathLike],
@@ -100,8 +100,8 @@ def sweep(
     **Arguments:**
 
     - `task`: a function from a point, a dictionary with the names and values of `grid`,
-        to a `Flow` or a mapping of numbers and arrays. Workers import it from its
-        module; a task defined in a notebook or a script is sent to them.
+        to a `Flow`, a `Training` or a mapping of numbers and arrays. Workers import it
+        from its module; a task defined in a notebook or a script is sent to them.
     - `grid`: a mapping from names to lists of values, whose product is computed, or a
         list of points, such as those of `gradflow.sweeps.random_points`. Values are
         numbers, booleans or strings.

@@ -45,7 +45,7 @@ def compute(task: Callable, label: dict[str, Any]) -> tuple[str, Any]:
         lines = traceback.format_exception(type(error), error, trace)
         return "failed", (_reason(error), "".join(lines))
     try:
-        # A task that returns a Flow has imported gradflow; others need not.
+        # A task that returns a Flow has imported gradflow; other tasks need not.
         if hasattr(sys.modules.get("gradflow"), "sweeps"):
             # Absolute, because a worker runs this file as a script.
             from gradflow.sweeps._result import encode
@@ -64,8 +64,8 @@ def plain_values(result: object, point: Mapping[str, Any]) -> dict[str, Any]:
     """A task's mapping of numbers and arrays, as Python numbers and NumPy arrays."""
     if not isinstance(result, Mapping):
         raise TypeError(
-            "`task` must return a Flow or a mapping of numbers and arrays, got "
-            f"{type(result).__name__}."
+            "`task` must return a Flow, a Training or a mapping of numbers and arrays, "
+            f"got {type(result).__name__}."
         )
     if not result:
         raise ValueError("`task` must return at least one number, got none.")

@@ -250,6 +250,13 @@ def test_show_draws_a_flow_of_heads(tmp_path, capsys):
     assert figure.read_bytes().startswith(b"\x89PNG")
 
 
+def test_show_prints_a_training_run(tmp_path, capsys):
+    training = gradflow.train(lambda w: (w**2).sum(), np.ones(2), 0.1, 5)
+    path = str(training.save(tmp_path / "training.npz"))
+    assert main(["show", path]) == 0
+    assert capsys.readouterr().out == f"{gradflow.Training.load(path)}\n"
+
+
 def test_show_refuses_a_damaged_file(folder, tmp_path, refusal):
     path = tmp_path / "flow.npz"
     path.write_bytes((folder / "flow.npz").read_bytes()[:-100])

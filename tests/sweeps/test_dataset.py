@@ -47,6 +47,23 @@ def test_flows(flows, flow):
     np.testing.assert_array_equal(loaded.params, flow.params)
 
 
+def test_a_training_run(tmp_path, stored):
+    def bowl(w):
+        return (w**2).sum()
+
+    training = gradflow.train(bowl, np.ones(2), 0.1, 5)
+    path = stored(tmp_path / "s", {"seed": [0, 1]}, training).path
+    dataset = open_store(path)
+    np.testing.assert_array_equal(dataset["loss"].sel(seed=1), training.loss)
+    assert dataset.final_time.values.tolist() == [training.ts[-1]] * 2
+    assert bool(dataset.successful.all())
+    assert "rtol" not in dataset
+    loaded = sweeps.load_result(path, {"seed": 0}, bowl)
+    assert isinstance(loaded, gradflow.Training)
+    np.testing.assert_array_equal(loaded.params, training.params)
+    assert loaded.learning_rates == training.learning_rates
+
+
 def test_results_with_names_that_are_taken(tmp_path, flow, stored):
     values = {"v": np.arange(3.0), "computed": 2.0}
     dataset = open_store(stored(tmp_path / "a", {"v_0": [1, 2]}, values).path)
