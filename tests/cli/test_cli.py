@@ -102,7 +102,7 @@ def test_run_passes_its_other_options_on(asked, tmp_path):
 def test_a_flow_that_breaks_off_is_kept(tmp_path, capsys, monkeypatch):
     def broken(*arguments, **options):
         flow = gradflow.integrate(*arguments, **options)
-        stats = {**flow.stats, "reason": "could not go on from t = 8"}
+        stats = dataclasses.replace(flow.stats, reason="could not go on from t = 8")
         raise FlowError("for Python", dataclasses.replace(flow, stats=stats))
 
     monkeypatch.setattr(_runs, "integrate", broken)
@@ -113,7 +113,7 @@ def test_a_flow_that_breaks_off_is_kept(tmp_path, capsys, monkeypatch):
         f"that is in {tmp_path}.\n"
     )
     flow = Flow.load(tmp_path / "flow.npz")
-    assert flow.stats["reason"] == "could not go on from t = 8"
+    assert flow.stats.reason == "could not go on from t = 8"
     assert str(flow) in captured.out
     assert (tmp_path / "overview.png").exists()
 

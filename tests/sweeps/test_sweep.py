@@ -99,7 +99,7 @@ def test_failures_are_listed_and_the_rest_kept(tmp_path, log):
         ("huge", "ValueError: .* fit into 64 bits, got 1180591620717411303424 for 'x'"),
         ("objects", "TypeError: .* got entries of type object for 'x'"),
         ("ragged", "ValueError: .* arrays of numbers, got 'x': "),
-        ("list", "TypeError: `task` must return a Flow or a mapping .* got list"),
+        ("list", "TypeError: `task` must return a Flow, a Training or .* got list"),
         ("empty", "ValueError: `task` must return at least one number, got none"),
         ("coordinate", "ValueError: .* the name of a coordinate, got 'kind'"),
         ("key", "ValueError: `task` must name its results by strings .* got 3"),
