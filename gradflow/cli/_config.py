@@ -77,7 +77,7 @@ def read_config(path: Path) -> Job:
     return sweep_of_runs(_fixed(path, config.get("run", {})), grid, options)
 
 
-def _fixed(path: Path, run: Any) -> Run:
+def _fixed(path: Path, run: object) -> Run:
     allowed = ["stationary", "labels", *SETTINGS]
     if not isinstance(run, dict) or not set(run) <= set(allowed):
         raise ValueError(
@@ -142,7 +142,7 @@ _DISTRIBUTIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-def _axis(name: str, values: Any) -> Any:
+def _axis(name: str, values: object) -> object:
     if not isinstance(values, dict):
         return values
     return _called(f"grid.{name}", values, _AXES)
@@ -181,7 +181,7 @@ def _called(name: str, table: dict[str, Any], known: Mapping[str, Callable]) -> 
         ) from error
 
 
-def _task(path: Path, text: Any) -> Callable:
+def _task(path: Path, text: object) -> Callable:
     """The function that `module:name` or `file.py:name` stands for. Both are first
     looked for in the folder of the configuration."""
     module, colon, name = str(text).rpartition(":")

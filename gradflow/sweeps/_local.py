@@ -15,7 +15,8 @@ from .._core import checks
 from .._core.checks import Checked
 from .._core.machine import cores
 from . import _worker
-from ._worker import Shipped
+from ._grid import Point
+from ._worker import Label, Shipped
 
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -36,7 +37,7 @@ class SweepError(RuntimeError):
 class Outcome(NamedTuple):
     """The outcome of computing one point."""
 
-    point: dict[str, Any]
+    point: Point
     kind: str
     """`encoded`, `values` or `failed`: see `_worker.compute`."""
     content: Any
@@ -113,7 +114,7 @@ class LocalWorkers:
             worker.ready(task, retries)
 
     def run(
-        self, task: Shipped, labels: Iterator[dict[str, Any]], retries: int
+        self, task: Shipped, labels: Iterator[Label], retries: int
     ) -> Generator[Outcome, None, None]:
         """Yield the outcome of each of `labels` as it arrives. Workers that are still
         busy when the generator is closed are killed."""
@@ -154,12 +155,12 @@ class LocalWorkers:
 class _Feed:
     """An iterator over the remaining labels that several threads share."""
 
-    def __init__(self, labels: Iterator[dict[str, Any]]):
+    def __init__(self, labels: Iterator[Label]):
         self._labels = labels
         self._lock = threading.Lock()
         self.stopped = threading.Event()
 
-    def next(self) -> dict[str, Any] | None:
+    def next(self) -> Label | None:
         with self._lock:
             return None if self.stopped.is_set() else next(self._labels, None)
 
@@ -247,7 +248,7 @@ class _Process:
         _put(outcomes, last, feed)
 
     def _attempt(
-        self, task: Shipped, label: dict[str, Any], feed: _Feed, retries: int
+        self, task: Shipped, label: Label, feed: _Feed, retries: int
     ) -> Outcome:
         ends: list[str] = []
         while len(ends) <= retries and not feed.stopped.is_set():

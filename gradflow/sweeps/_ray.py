@@ -9,7 +9,7 @@ from typing import Any
 from .._core import checks
 from . import _worker
 from ._local import Outcome, SweepError, single_threaded
-from ._worker import Shipped
+from ._worker import Label, Shipped
 
 
 class RayWorkers:
@@ -103,13 +103,13 @@ class RayWorkers:
                 )
 
     def run(
-        self, task: Shipped, labels: Iterator[dict[str, Any]], retries: int
+        self, task: Shipped, labels: Iterator[Label], retries: int
     ) -> Generator[Outcome, None, None]:
         """Yield the outcome of each of `labels` as it arrives."""
         ray = self._ray
         compute = self._remote(_compute, retries)
         shipped = ray.put(task)
-        under_way: dict[Any, dict[str, Any]] = {}
+        under_way: dict[Any, Label] = {}
         try:
             while True:
                 while len(under_way) < self._at_once():
@@ -174,6 +174,6 @@ def _load(shipped: Shipped, single: bool) -> str | None:
     return None
 
 
-def _compute(shipped: Shipped, single: bool, label: dict[str, Any]) -> tuple[str, Any]:
+def _compute(shipped: Shipped, single: bool, label: Label) -> tuple[str, Any]:
     """The outcome of one point."""
     return _worker.compute(_task(shipped, single), label)

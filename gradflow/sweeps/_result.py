@@ -8,7 +8,6 @@ name. NumPy opens the file like any other `.npz`.
 
 import hashlib
 import io
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +19,7 @@ from .._core.ravel import path_name
 from .._core.storage import RunFileError
 from ..flows import Flow, Training, trajectory_of
 from ._grid import key_of
-from ._worker import plain_values
+from ._worker import Label, plain_values
 
 SEAL = 64
 """The length of a seal in bytes: a SHA-256 in hexadecimal digits."""
@@ -41,7 +40,7 @@ class Encoded(NamedTuple):
     variable its value if it is a number, otherwise its dtype and shape."""
 
 
-def encode(result: object, label: Mapping[str, Any]) -> Encoded:
+def encode(result: object, label: Label) -> Encoded:
     """A task's result as a file, together with the `label` of its point."""
     if isinstance(result, Flow | Training):
         kind, content = FLOW, result.contents()

@@ -27,6 +27,7 @@ from typing import Any
 from .._core.storage import RunFileError, write_whole
 from . import _result
 from ._grid import Grid, Point, Value, key_of, merge
+from ._worker import Label
 
 FORMAT = "gradflow-store"
 FORMAT_VERSION = 1
@@ -172,7 +173,7 @@ class Store:
         """The path of a result, whether it exists or not."""
         return self.path / "results" / f"{key}.npz"
 
-    def label(self, point: Point) -> dict[str, Any]:
+    def label(self, point: Point) -> Label:
         """The label that a result carries."""
         return {"task": self.task, "version": self.version, "point": point}
 

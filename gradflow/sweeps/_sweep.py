@@ -20,6 +20,7 @@ from ._open import checked_path, open_store
 from ._ray import RayWorkers
 from ._ship import name_of, ship
 from ._store import Failure, Store, StoreError
+from ._worker import Label
 
 if TYPE_CHECKING:
     import xarray
@@ -182,7 +183,7 @@ class _Tally:
         self.computed = 0
         self.failures: list[Failure] = []
 
-    def pending(self, points: dict[str, Point]) -> Iterator[dict[str, Any]]:
+    def pending(self, points: dict[str, Point]) -> Iterator[Label]:
         """The labels of `points`, except those that another sweep has computed
         meanwhile."""
         for key, point in points.items():
@@ -237,7 +238,11 @@ def _create(store: Store, grid: Grid, damaged: Iterable[str]) -> None:
 
 
 def _pool(
-    engine: Any, workers: Any, cpus: Any, gpus: Any, runtime_env: Any
+    engine: object,
+    workers: Checked[int | None],
+    cpus: Any,  # a whole number for local workers, any for Ray
+    gpus: Checked[float],
+    runtime_env: Checked[dict[str, Any] | None],
 ) -> contextlib.AbstractContextManager[LocalWorkers | RayWorkers]:
     """The workers of an engine, as a context manager."""
     if engine == "ray":

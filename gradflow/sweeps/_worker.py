@@ -13,10 +13,18 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping
-from typing import IO, Any
+from typing import IO, Any, TypedDict
 
 Shipped = tuple[str, ...] | tuple[str, bytes]
 """A task that is sent to a worker: ("reference", module, name) or ("value", pickle)."""
+
+
+class Label(TypedDict):
+    """A point to compute, with the name and version of its task."""
+
+    task: str
+    version: int
+    point: dict[str, bool | int | float | str]
 
 
 def load(shipped: Shipped) -> Callable:
@@ -33,7 +41,7 @@ def load(shipped: Shipped) -> Callable:
     return found
 
 
-def compute(task: Callable, label: dict[str, Any]) -> tuple[str, Any]:
+def compute(task: Callable, label: Label) -> tuple[str, Any]:
     """The outcome of one point: ("encoded", …) or ("values", …) with its result, or
     ("failed", (reason, traceback))."""
     point = label["point"]
@@ -60,7 +68,7 @@ def _reason(error: BaseException) -> str:
     return "".join(traceback.format_exception_only(type(error), error)).strip()
 
 
-def plain_values(result: object, point: Mapping[str, Any]) -> dict[str, Any]:
+def plain_values(result: object, point: Mapping[str, object]) -> dict[str, Any]:
     """A task's mapping of numbers and arrays, as Python numbers and NumPy arrays."""
     if not isinstance(result, Mapping):
         raise TypeError(
