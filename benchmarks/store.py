@@ -15,8 +15,9 @@ import numpy as np
 from _timing import duration, footer, stopwatch, table
 
 import gradflow
-from gradflow.sweeps import Store, _result
+from gradflow.sweeps import _result
 from gradflow.sweeps._grid import as_grid
+from gradflow.sweeps._store import Store
 
 LENGTH = 500
 """Entries of the array in each result, as a flow has times."""

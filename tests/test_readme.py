@@ -106,7 +106,7 @@ def test_the_tour_runs(index, tmp_path, monkeypatch):
 
 
 def test_the_configuration_of_a_sweep_is_one(tmp_path, monkeypatch):
-    from gradflow.cli._sweeps import read_config
+    from gradflow.cli._config import read_config
 
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "tasks.py").write_text("def rate(point): pass")
@@ -116,13 +116,13 @@ def test_the_configuration_of_a_sweep_is_one(tmp_path, monkeypatch):
     for config, count in ((grid, 18), (options + rest.replace("# ", ""), 100)):
         path = tmp_path / "sweep.toml"
         path.write_text(config)
-        job = read_config(path, {})
+        job = read_config(path)
         assert job.task.__name__ == "rate"
         assert len(as_grid(job.grid)) == count
 
 
 def test_the_commands_exist():
-    from gradflow.cli._main import _parser
+    from gradflow.cli._parser import parser
 
     commands = [
         line.split("#")[0].split()
@@ -132,6 +132,6 @@ def test_the_commands_exist():
     ]
     assert len(commands) == 7
     for _, *arguments in commands:
-        assert callable(_parser().parse_args(arguments).command)
+        assert callable(parser().parse_args(arguments).command)
     makefile = (ROOT / "Makefile").read_text()
     assert all(f"\n{target}:" in makefile for target in ("demo", "test", "lint"))

@@ -1,4 +1,4 @@
-"""Progress bars: of a flow, on the logarithmic clock, and of a count."""
+"""Progress bars: one for the time of a flow, one for a count of jobs."""
 
 import contextlib
 import math
@@ -6,22 +6,24 @@ import sys
 from collections.abc import Callable, Iterator
 
 Report = Callable[[float, float, int], None]
+"""Shows (time, loss, attempted steps) on a bar."""
 
 
 @contextlib.contextmanager
 def progress_bar(t1: float, shown: bool, remark: str = "") -> Iterator[Report]:
-    """A function to call with (time, loss, attempted steps) as a solve to t1 goes on;
-    the remark is shown before it.
+    """A bar for a solve from 0 to `t1`, on a logarithmic clock.
 
-    Half the bar is half the logarithm of time from 1e-5·t1 on, which is where the
-    default saved times begin.
+    Yields a function to call with (time, loss, attempted steps) as the solve proceeds.
+    The bar is linear in log(1 + 1e5·t/t1), so that the default saved times, which begin
+    at 1e-5·t1, pass at an even pace. A `remark` is printed above the bar; without
+    `shown` nothing is printed.
     """
     if not shown:
         yield lambda t, loss, steps: None
         return
     from tqdm.auto import tqdm
 
-    def place(t: float) -> float:
+    def fraction(t: float) -> float:
         return math.log1p(1e5 * t / t1) / math.log1p(1e5)
 
     if remark:
@@ -33,7 +35,7 @@ def progress_bar(t1: float, shown: bool, remark: str = "") -> Iterator[Report]:
             bar.set_postfix_str(
                 f"t = {t:.4g}, loss {loss:.6f}, {steps:,} steps", refresh=False
             )
-            bar.update(int(1000 * place(t)) - bar.n)
+            bar.update(int(1000 * fraction(t)) - bar.n)
 
         yield report
         bar.refresh()
@@ -43,20 +45,23 @@ def progress_bar(t1: float, shown: bool, remark: str = "") -> Iterator[Report]:
 def count_bar(
     total: int, name: str, shown: bool, remark: str = ""
 ) -> Iterator[Callable[[int, str], None]]:
-    """A function to call with (how many are done, a remark), for a bar that shows the
-    rate and the time left; the remark is shown before it."""
+    """A bar for `total` jobs, with their rate and the time left.
+
+    Yields a function to call with (number of finished jobs, a note to show beside it).
+    A `remark` is printed above the bar; without `shown` nothing is printed.
+    """
     if not shown:
-        yield lambda count, remark: None
+        yield lambda count, note: None
         return
     from tqdm.auto import tqdm
 
     if remark:
         tqdm.write(remark, file=sys.stderr)
-    # The first counts take long, as workers compile: the rate is that of late.
+    # The first jobs are slow because workers compile: show the recent rate.
     with tqdm(total=total, desc=name, mininterval=_pause(), smoothing=0.05) as bar:
 
-        def report(count: int, remark: str) -> None:
-            bar.set_postfix_str(remark, refresh=False)
+        def report(count: int, note: str) -> None:
+            bar.set_postfix_str(note, refresh=False)
             bar.update(count - bar.n)
 
         yield report
@@ -64,5 +69,5 @@ def count_bar(
 
 
 def _pause() -> float:
-    # A log file wants a line now and then, a terminal a moving bar.
+    """Seconds between updates: a terminal gets a moving bar, a log file few lines."""
     return 0.1 if sys.stderr.isatty() else 10.0

@@ -6,11 +6,12 @@ stored object and refers to the other members, each one array, by name. Its memb
 was truncated, altered or written by another program is refused.
 """
 
+import errno
 import hashlib
 import io
 import json
 import os
-import tempfile
+import secrets
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -167,25 +168,45 @@ def _members(header: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> os.stat_result:
-    """Let `write` fill the file at `path`, which is there whole or not at all, and
-    return the state of what was written."""
-    # In the same folder, so that the rename stays on one file system.
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    """Write the file at `path` whole or not at all, and return its status.
+
+    `write` fills a temporary file in the same folder, so that the rename which puts it
+    in place stays on one file system. File and folder are synced: once this returns,
+    the file survives a crash of the machine.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    # The kernel applies the umask to 0o666: reading the umask ourselves would mean to
+    # set it for a moment, for all threads of the process.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+    handle = os.open(temporary, flags, 0o666)
     try:
         with os.fdopen(handle, "wb") as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())
-            state = os.fstat(file.fileno())
-        # mkstemp makes files for the owner alone; a result is an ordinary file.
-        umask = os.umask(0)
-        os.umask(umask)
-        Path(temporary).chmod(0o666 & ~umask)
-        Path(temporary).replace(path)
+            status = os.fstat(file.fileno())
+        temporary.replace(path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
-    return state
+    _sync_folder(path.parent)
+    return status
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename in `folder` durable, where the platform can sync a folder."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:  # Windows opens no folders; a folder may be writable only
+        return
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        # Some network file systems sync no folders.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):
+            raise
+    finally:
+        os.close(handle)
 
 
 def read(path: str | os.PathLike, build: Callable[[dict[str, Any]], _T]) -> _T:

@@ -1,3 +1,3 @@
-"""The command `gradflow`."""
+"""The command `gradflow`: parsing and printing."""
 
 from ._main import main as main

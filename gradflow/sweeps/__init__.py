@@ -1,4 +1,4 @@
-"""Many points: grids, workers, and a store that goes on where it stopped."""
+"""Many points: grids, workers, and stores that an interrupted sweep continues."""
 
 from ._draws import (
     integers as integers,
@@ -7,11 +7,28 @@ from ._draws import (
     uniform as uniform,
 )
 from ._local import LocalWorkers as LocalWorkers, SweepError as SweepError
-from ._store import (
-    Failure as Failure,
-    Store as Store,
-    StoreError as StoreError,
-    load_result as load_result,
-    open_store as open_store,
-)
+from ._open import load_result as load_result, open_store as open_store
+from ._status import Status as Status, status as status
+from ._store import Failure as Failure, StoreError as StoreError
 from ._sweep import Sweep as Sweep, sweep as sweep
+
+__all__ = [
+    "Failure",
+    "LocalWorkers",
+    "Status",
+    "StoreError",
+    "Sweep",
+    "SweepError",
+    "integers",
+    "load_result",
+    "log_uniform",
+    "open_store",
+    "random_points",
+    "status",
+    "sweep",
+    "uniform",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,4 +1,4 @@
-"""A store as an xarray dataset whose arrays are read when they are used."""
+"""A store as an xarray dataset whose arrays are read on first use."""
 
 import warnings
 from collections.abc import Collection
@@ -18,12 +18,12 @@ TIME = "time"
 
 
 def open_dataset(store: Store) -> xarray.Dataset:
-    """The dataset of `store`; xarray keeps in memory what was read once."""
+    """The dataset of `store`. xarray keeps arrays in memory once they were read."""
     return xarray.open_dataset(str(store.path), engine=_Backend)
 
 
 class _Backend(BackendEntrypoint):
-    """How xarray opens a store."""
+    """The xarray backend that opens a store."""
 
     description = "Stores of gradflow.sweep"
 
@@ -65,12 +65,12 @@ def _dataset(store: Store) -> xarray.Dataset:
 
 
 def _free(name: str, taken: Collection[str]) -> str:
-    """The name, or one like it that the grid does not have."""
+    """`name`, prefixed by "result." if the grid uses it already."""
     return f"result.{name}" if name in taken else name
 
 
 class _Table:
-    """What is known of all results without reading them."""
+    """The variables of all results, from their summaries alone."""
 
     def __init__(
         self,
@@ -84,18 +84,21 @@ class _Table:
         self.kinds = {s["kind"] for s in summaries if s is not None}
 
     def names(self) -> list[str]:
-        """Of all variables, in the order in which results first have them."""
+        """The names of all variables, in the order of their first appearance."""
         return list(dict.fromkeys(name for row in self.rows if row for name in row))
 
     def variable(self, name: str) -> xarray.Variable | None:
-        """A number a point, or an array a point that is read when it is used."""
+        """One variable: a number per point, or an array per point, read on first use.
+
+        None, with a warning, if its arrays differ in rank.
+        """
         cells = [None if row is None else row.get(name) for row in self.rows]
         found = [cell for cell in cells if cell is not None]
         ranks = {len(cell[1]) if isinstance(cell, list) else 0 for cell in found}
         if len(ranks) > 1:
             warnings.warn(
-                f"{name!r} is left out of the dataset, as it has "
-                f"{' and '.join(map(str, sorted(ranks)))} axes at different points.",
+                f"{name!r} is left out of the dataset because its number of axes "
+                f"differs between points: {', '.join(map(str, sorted(ranks)))}.",
                 stacklevel=2,
             )
             return None
@@ -106,7 +109,7 @@ class _Table:
         inner = tuple(int(n) for n in shapes.max(axis=0))
         dtype = np.result_type(*{np.dtype(cell[0]) for cell in found})
         if dtype.kind != "f" and not (whole and np.all(shapes == inner)):
-            dtype = np.dtype(np.float64)  # which has a NaN for what is missing
+            dtype = np.dtype(np.float64)  # has NaN for missing entries
         array = _LazyResults(self.store, self.keys, name, inner, dtype)
         lazy = indexing.LazilyIndexedArray(array)
         return xarray.Variable((*self.dims, *self._inner_dims(name, inner)), lazy)
@@ -122,13 +125,13 @@ class _Table:
 
     def _inner_dims(self, name: str, inner: tuple[int, ...]) -> tuple[str, ...]:
         own = [f"{name}_{i}" for i in range(len(inner))]
-        if self.kinds == {_result.FLOW}:  # all that a flow has runs over its times
+        if self.kinds == {_result.FLOW}:  # all arrays of a flow run over time
             own = [TIME, *own[:-1]]
         return tuple(_free(dim, self.dims) for dim in own)
 
 
 class _LazyResults(BackendArray):
-    """One array of every result: the axes of the grid, then its own."""
+    """One variable over the axes of the grid, followed by its own axes."""
 
     def __init__(
         self,
@@ -148,8 +151,8 @@ class _LazyResults(BackendArray):
         )
 
     def _read(self, key: tuple[Any, ...]) -> np.ndarray:
-        """The part at `key` (numbers, slices and lists, each for its own axis), for
-        which only the files at its points are read."""
+        """The entries at `key`: a number, slice or list for each axis. Only the files
+        of these points are read."""
         depth = self.keys.ndim
         keys = _outer(self.keys, key[:depth])
         if not isinstance(keys, np.ndarray):
@@ -172,8 +175,8 @@ class _LazyResults(BackendArray):
 
 
 def _outer(array: np.ndarray, key: tuple[Any, ...]) -> Any:
-    """Each part of `key` taken along its own axis."""
-    # From the last axis on, as a number removes its axis.
+    """`array` indexed along each axis by its own part of `key`."""
+    # Last axis first, because a number removes its axis.
     for axis in range(len(key) - 1, -1, -1):
         array = array[(slice(None),) * axis + (key[axis],)]
     return array

@@ -11,28 +11,29 @@ from typing import Any
 import numpy as np
 
 Value = bool | int | float | str
-"""What a coordinate of a point may be."""
+"""A coordinate of a point."""
 
 Point = dict[str, Value]
 
 KINDS = {bool: "truth value", int: "number", float: "number", str: "text"}
+"""The kinds of coordinates, as stores on disk spell them."""
 
 POINT = "point"
-"""The dimension along which the points of a grid lie that is no product."""
+"""The dimension of a dataset over a list of points."""
 
 COMPUTED = "computed"
-"""The variable of a dataset that says which points have a result."""
+"""The variable of a dataset that is true at points with a result."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-    """Points over the same names, in order."""
+    """An ordered set of points over the same names: a product of axes or a list."""
 
     names: tuple[str, ...]
     axes: dict[str, list[Value]] | None
-    """The values of each name, of a grid that is a product."""
+    """The values of each name, if the grid is a product."""
     listed: list[Point] | None
-    """The points, of a grid that is not."""
+    """The points, if the grid is a list."""
 
     def points(self) -> Iterator[Point]:
         if self.axes is None:
@@ -47,7 +48,7 @@ class Grid:
         return math.prod(map(len, self.axes.values()))
 
     def kinds(self) -> dict[str, str]:
-        """Whether each name stands for numbers, truth values or text."""
+        """The kind of each coordinate, sorted by name."""
         first = next(self.points())
         return {name: KINDS[type(first[name])] for name in sorted(self.names)}
 
@@ -72,8 +73,8 @@ class Grid:
         return f"{' × '.join(sizes)} = {len(self):,} points"
 
 
-def as_grid(grid: Any) -> Grid:
-    """What a user gave as `grid`, checked."""
+def as_grid(grid: object) -> Grid:
+    """A user's `grid`, checked."""
     if isinstance(grid, Mapping):
         return _product(grid)
     if isinstance(grid, str | bytes) or not isinstance(grid, Iterable):
@@ -86,14 +87,14 @@ def as_grid(grid: Any) -> Grid:
 
 def _product(grid: Mapping) -> Grid:
     if not grid:
-        raise ValueError("`grid` must hold at least one point, got no names.")
+        raise ValueError("`grid` must have at least one point, got no names.")
     axes: dict[str, list[Value]] = {}
     for name, values in grid.items():
         _check_name(name)
         where = f"grid[{name!r}]"
         axes[name] = _axis(where, _values(where, values))
         if not axes[name]:
-            raise ValueError(f"`{where}` must hold at least one value, got none.")
+            raise ValueError(f"`{where}` must have at least one value, got none.")
         seen = {_canonical(value) for value in axes[name]}
         if len(seen) < len(axes[name]):
             twice = next(v for v in axes[name] if axes[name].count(v) > 1)
@@ -101,30 +102,28 @@ def _product(grid: Mapping) -> Grid:
     return Grid(tuple(axes), axes, None)
 
 
-def _values(where: str, values: Any) -> Sequence[Any]:
-    """The values of an axis; a single one stands for itself."""
+def _values(where: str, values: object) -> Sequence[Any]:
+    """The values of an axis; a single value makes an axis of one."""
     if isinstance(values, str | bool | int | float | np.generic):
         return [values]
-    if isinstance(values, Mapping) or not (
-        isinstance(values, Iterable) or hasattr(values, "__array__")
-    ):
+    if hasattr(values, "__array__"):
+        array = np.asarray(values)
+        if array.ndim > 1:
+            raise ValueError(
+                f"`{where}` must be a one-dimensional list of values, got shape "
+                f"{array.shape}."
+            )
+        return list(np.atleast_1d(array))
+    if isinstance(values, Mapping) or not isinstance(values, Iterable):
         raise ValueError(
             f"`{where}` must be a list of values, got {type(values).__name__}."
         )
-    if hasattr(values, "__array__"):
-        values = np.asarray(values)
-        if values.ndim > 1:
-            raise ValueError(
-                f"`{where}` must be a one-dimensional list of values, got shape "
-                f"{values.shape}."
-            )
-        values = np.atleast_1d(values)
     return list(values)
 
 
 def _listed(rows: list[Any]) -> Grid:
     if not rows:
-        raise ValueError("`grid` must hold at least one point, got an empty list.")
+        raise ValueError("`grid` must have at least one point, got an empty list.")
     for i, row in enumerate(rows):
         if not isinstance(row, Mapping):
             raise ValueError(
@@ -144,25 +143,26 @@ def _listed(rows: list[Any]) -> Grid:
             )
     columns = [_axis(f"grid[…][{n!r}]", [row[n] for row in rows]) for n in names]
     points = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
-    # A draw may give the same point twice; it is computed once.
+    # Random draws may repeat a point, which is computed once.
     return Grid(names, None, list({_text(point): point for point in points}.values()))
 
 
-def _check_name(name: Any) -> None:
+def _check_name(name: object) -> None:
     if not isinstance(name, str) or not name:
-        raise ValueError(f"`grid` must name its coordinates by text, got {name!r}.")
+        raise ValueError(f"`grid` must have non-empty strings as names, got {name!r}.")
     taken = {
         POINT: "the dimension of a list of points",
-        COMPUTED: "what says which points have a result",
+        COMPUTED: "the variable that marks points with a result",
     }
     if name in taken:
         raise ValueError(
-            f"`grid` must name no coordinate {name!r}, which is {taken[name]}."
+            f"`grid` must not use the name {name!r}, which is reserved for "
+            f"{taken[name]}."
         )
 
 
 def _axis(where: str, values: Sequence[Any]) -> list[Value]:
-    """Values of one kind: numbers, truth values or text."""
+    """The values of one axis, which are all of one kind."""
     plain = [_plain(where, value) for value in values]
     kinds = {type(value) for value in plain}
     if kinds == {int, float}:
@@ -170,15 +170,14 @@ def _axis(where: str, values: Sequence[Any]) -> list[Value]:
     if len(kinds) > 1:
         found = " and ".join(sorted(kind.__name__ for kind in kinds))
         raise ValueError(
-            f"`{where}` must hold numbers, truth values or text alone, got {found}."
+            f"`{where}` must be only numbers, only booleans or only strings, got "
+            f"{found}."
         )
     return plain
 
 
-def _plain(where: str, value: Any) -> Value:
-    if isinstance(value, np.generic) or (
-        hasattr(value, "__array__") and np.ndim(value) == 0
-    ):
+def _plain(where: str, value: object) -> Value:
+    if hasattr(value, "__array__") and np.asarray(value).ndim == 0:
         value = np.asarray(value).item()
     if isinstance(value, float) and math.isnan(value):
         raise ValueError(f"`{where}` must not be NaN, got {value!r}.")
@@ -188,14 +187,13 @@ def _plain(where: str, value: Any) -> Value:
                 raise ValueError(f"`{where}` must fit into 64 bits, got {value}.")
             return kind(value)
     raise ValueError(
-        f"`{where}` must hold numbers, truth values or text, got "
-        f"{type(value).__name__} (give a vector by a name or an index that `task` "
-        "looks up)."
+        f"`{where}` must be numbers, booleans or strings, got {type(value).__name__} "
+        "(to vary a vector, use a name or an index that `task` looks up)."
     )
 
 
 def _canonical(value: Value) -> Value:
-    """1.0 and 1 are the same coordinate, as are 0.0 and -0.0; True is another."""
+    """One value for equal coordinates: 1.0 is 1 and -0.0 is 0, but True is not 1."""
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         return int(value)
     return value
@@ -206,14 +204,15 @@ def _text(point: Mapping[str, Value]) -> str:
 
 
 def key_of(task: str, version: int, point: Mapping[str, Value]) -> str:
-    """The name of a result in a store."""
+    """The key of a result in a store: a hash of task, version and point."""
     return hashlib.sha256(f"{task}\n{version}\n{_text(point)}".encode()).hexdigest()[
         :32
     ]
 
 
 def merge(grids: Sequence[Grid]) -> Grid:
-    """All points of several grids over the same names; a product if all are."""
+    """One grid with all points of several grids over the same names. Products become
+    one product, which may have further points."""
     names = grids[0].names
     if all(grid.axes is not None for grid in grids):
         axes: dict[str, list[Value]] = {}

@@ -1,4 +1,4 @@
-"""Workers on this machine: processes that are started once and keep what they load."""
+"""Workers on this machine: processes that keep the modules and code they load."""
 
 import contextlib
 import os
@@ -15,7 +15,8 @@ from .._core import checks
 from .._core.checks import Checked
 from .._core.machine import cores
 from . import _worker
-from ._worker import Shipped
+from ._grid import Point
+from ._worker import Label, Shipped
 
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -26,34 +27,34 @@ THREAD_VARIABLES = (
 )
 
 PATIENCE = 1.0
-"""Seconds that a worker has to end by itself."""
+"""Seconds that a worker is given to exit by itself."""
 
 
 class SweepError(RuntimeError):
-    """A sweep that could not go on. What was computed until then is in the store."""
+    """A sweep could not continue. The results computed before that are in the store."""
 
 
 class Outcome(NamedTuple):
-    """What became of a point."""
+    """The outcome of computing one point."""
 
-    point: dict[str, Any]
+    point: Point
     kind: str
-    """`encoded`, `values` or `failed`, as `_worker.compute` says."""
+    """`encoded`, `values` or `failed`: see `_worker.compute`."""
     content: Any
 
 
 def single_threaded(flags: str) -> str:
-    """XLA_FLAGS, with which a worker of one core starts no threads to share it."""
+    """XLA_FLAGS for a worker with one core: Eigen starts no further threads."""
     if "--xla_cpu_multi_thread_eigen" in flags:
         return flags
     return f"{flags} --xla_cpu_multi_thread_eigen=false".strip()
 
 
 class LocalWorkers:
-    """Worker processes on this machine, for one sweep or for several.
+    """Worker processes on this machine, for one sweep or several.
 
-    `sweep` starts workers of its own and ends them. Those that are given to it as
-    `engine` live as long as the `with` block, and keep what JAX compiled:
+    By default `sweep` starts workers and ends them. Workers that are passed to it as
+    `engine` live as long as their `with` block and keep the code that JAX compiled:
 
         with gradflow.sweeps.LocalWorkers(2) as workers:
             gradflow.sweep(task, grid, store="first", engine=workers)
@@ -61,10 +62,12 @@ class LocalWorkers:
 
     **Arguments:**
 
-    - `workers`: how many; by default as many as get `cpus` cores each.
-    - `cpus`: cores of each; the threads of XLA and of linear algebra keep to them.
-    - `pin`: whether to hold each worker to its own part of the cores that this process
-        may use. Without, workers are still limited in their threads.
+    - `workers`: the number of workers; by default as many as can have `cpus` cores
+        each.
+    - `cpus`: the number of cores, and of threads of XLA and linear algebra, for each
+        worker.
+    - `pin`: whether each worker is pinned to its own share of the cores that this
+        process may use. The number of threads is limited in either case.
     """
 
     def __init__(
@@ -86,10 +89,14 @@ class LocalWorkers:
         count = checks.whole_number("workers", workers)
         shares: Sequence[Sequence[int]] = [()] * count
         if pin and count <= len(available):
-            # All cores are handed out, so that two sweeps of half as many workers as
-            # there are cores do not sit on the same half.
+            # All cores are handed out: two sweeps with half as many workers as cores
+            # do not share one half of the machine.
             shares = [available[i::count] for i in range(count)]
+        self._cpus = cpus
         self._workers = [_Process(share, cpus) for share in shares]
+
+    def __repr__(self) -> str:
+        return f"LocalWorkers({len(self._workers)}, cpus={self._cpus})"
 
     def __enter__(self) -> "LocalWorkers":
         return self
@@ -99,21 +106,21 @@ class LocalWorkers:
             worker.end()
 
     def start(self, task: Shipped, points: int, retries: int) -> None:
-        """Have `task` loaded by as many workers as `points` keep busy."""
+        """Load `task` in every worker that `points` points can keep busy."""
         used = self._workers[:points]
-        for worker in used:  # all at once, as each takes a while
+        for worker in used:  # in parallel, because each takes a while
             worker.launch(task)
         for worker in used:
             worker.ready(task, retries)
 
     def run(
-        self, task: Shipped, labels: Iterator[dict[str, Any]], retries: int
+        self, task: Shipped, labels: Iterator[Label], retries: int
     ) -> Generator[Outcome, None, None]:
-        """The outcome at each of `labels` as it comes. Workers that are still busy when
-        the caller has had enough are killed."""
+        """Yield the outcome of each of `labels` as it arrives. Workers that are still
+        busy when the generator is closed are killed."""
         busy = [worker for worker in self._workers if worker.has_loaded(task)]
         feed = _Feed(labels)
-        # Room for one: what waits for the disk is lost if this process is killed.
+        # Room for one: outcomes in the queue are lost if this process is killed.
         outcomes: queue.Queue[Outcome | BaseException | None] = queue.Queue(1)
         threads = [
             threading.Thread(
@@ -146,43 +153,44 @@ class LocalWorkers:
 
 
 class _Feed:
-    """What is still to do, for several threads."""
+    """An iterator over the remaining labels that several threads share."""
 
-    def __init__(self, labels: Iterator[dict[str, Any]]):
+    def __init__(self, labels: Iterator[Label]):
         self._labels = labels
         self._lock = threading.Lock()
         self.stopped = threading.Event()
 
-    def next(self) -> dict[str, Any] | None:
+    def next(self) -> Label | None:
         with self._lock:
             return None if self.stopped.is_set() else next(self._labels, None)
 
 
 class _Process:
-    """One worker process, started anew when it dies."""
+    """One worker process, restarted when it dies."""
 
     def __init__(self, share: Sequence[int], cpus: int):
         self._share = list(share)
         self._cpus = cpus
         self._process: subprocess.Popen[bytes] | None = None
         self._asked: Shipped | None = None
-        """The task that it was told to load."""
+        """The task that the process was told to load."""
         self._loaded: Shipped | None = None
+        """The task that the process has loaded."""
 
     def has_loaded(self, task: Shipped) -> bool:
         return self._process is not None and self._loaded == task
 
     def launch(self, task: Shipped) -> None:
-        """Start the process, if there is none, and tell it to load `task`; that it dies
-        on the way is noticed by `ready`."""
+        """Start the process if it is not running and tell it to load `task`. `ready`
+        notices if it dies."""
         if self._process is None:
             self._process = subprocess.Popen(
-                # By its path: as a part of gradflow it would bring in all of it.
+                # By path: imported as a module it would import all of gradflow.
                 [sys.executable, "-P", str(Path(_worker.__file__))],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env=self._environment(),
-                start_new_session=True,  # Ctrl-C is for the parent to act on
+                start_new_session=True,  # only the parent handles Ctrl-C
             )
             self._send("set up", (sys.path, self._share))
         if self._asked != task:
@@ -208,7 +216,7 @@ class _Process:
                 ends.append(self.end())
                 if len(ends) > retries:
                     raise SweepError(
-                        f"a worker process died {_times(ends)} while it was to load "
+                        f"a worker process died {_times(ends)} while it was loading "
                         "the task."
                     )
             elif answer[0] == "failed":
@@ -216,26 +224,31 @@ class _Process:
                 reason, trace = answer[1]
                 raise ValueError(
                     "`task` must be a function that a worker process can load, but "
-                    f"there it raised {reason}\n\n{trace}"
+                    f"loading it raised {reason}\n\n{trace}"
                 )
             else:
                 self._loaded = task
 
     def serve(
-        self, task: Shipped, feed: _Feed, outcomes: queue.Queue, retries: int
+        self,
+        task: Shipped,
+        feed: _Feed,
+        outcomes: "queue.Queue[Outcome | BaseException | None]",
+        retries: int,
     ) -> None:
-        """Compute what `feed` gives until it gives no more; then say None."""
+        """Put the outcome of each label of `feed` into `outcomes`, then None, or an
+        exception for the thread that runs the sweep."""
         last: BaseException | None = None
         try:
             while (label := feed.next()) is not None:
                 outcome = self._attempt(task, label, feed, retries)
                 _put(outcomes, outcome, feed)
-        except BaseException as error:  # to be raised where the sweep was called
+        except BaseException as error:  # raised again in the thread of the sweep
             last = error
         _put(outcomes, last, feed)
 
     def _attempt(
-        self, task: Shipped, label: dict[str, Any], feed: _Feed, retries: int
+        self, task: Shipped, label: Label, feed: _Feed, retries: int
     ) -> Outcome:
         ends: list[str] = []
         while len(ends) <= retries and not feed.stopped.is_set():
@@ -249,14 +262,14 @@ class _Process:
         return Outcome(label["point"], "failed", (reason, f"{reason}\n"))
 
     def kill(self) -> None:
-        """Stop the process; from any thread, so that one that waits for an answer
-        learns that there is none."""
+        """Kill the process, from any thread: a thread that waits for its answer then
+        gets none."""
         process = self._process
         if process is not None:
             process.kill()
 
     def end(self) -> str:
-        """Let the process end, and say how it did."""
+        """End the process and return how it ended, in words."""
         process, self._process = self._process, None
         self._asked = self._loaded = None
         if process is None:
@@ -264,7 +277,7 @@ class _Process:
         assert process.stdin is not None
         assert process.stdout is not None
         with contextlib.suppress(OSError):
-            process.stdin.close()  # at which it ends, if it lives
+            process.stdin.close()  # a live worker exits at the end of its input
         try:
             code = process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
@@ -273,14 +286,14 @@ class _Process:
         process.stdout.close()
         return f"by signal {-code}" if code < 0 else f"with exit code {code}"
 
-    def _send(self, kind: str, content: Any) -> None:
+    def _send(self, kind: str, content: object) -> None:
         assert self._process is not None
         assert self._process.stdin is not None
-        with contextlib.suppress(OSError):  # it died, which `_answer` tells
+        with contextlib.suppress(OSError):  # it died, as `_answer` will find
             _worker.send(self._process.stdin, (kind, content))
 
     def _answer(self) -> tuple[str, Any] | None:
-        """What the process says, or None if it died instead."""
+        """The answer of the process, or None if it died."""
         assert self._process is not None
         assert self._process.stdout is not None
         try:
@@ -294,8 +307,12 @@ def _times(ends: list[str]) -> str:
     return f"{count} {ends[-1]}" if ends else count
 
 
-def _put(outcomes: queue.Queue, outcome: Any, feed: _Feed) -> None:
-    """Hand over an outcome unless nobody waits for it any more."""
+def _put(
+    outcomes: "queue.Queue[Outcome | BaseException | None]",
+    outcome: Outcome | BaseException | None,
+    feed: _Feed,
+) -> None:
+    """Put an outcome into the queue unless the sweep was stopped."""
     while not feed.stopped.is_set():
         try:
             return outcomes.put(outcome, timeout=0.1)

@@ -1,5 +1,5 @@
-"""Workers on a Ray cluster, the one that is there or a local one. Only here is Ray
-imported, and only when it is asked for."""
+"""Workers on a Ray cluster, running or started here. Ray is imported only in this file
+and only when it is used."""
 
 import os
 import traceback
@@ -9,18 +9,18 @@ from typing import Any
 from .._core import checks
 from . import _worker
 from ._local import Outcome, SweepError, single_threaded
-from ._worker import Shipped
+from ._worker import Label, Shipped
 
 
 class RayWorkers:
-    """Tasks on Ray's workers, which keep what they load from one point to the next.
+    """Ray's workers, which load a task once and keep it from point to point.
 
     **Arguments:**
 
-    - `workers`: how many points are under way at once; by default as many as the
-        cluster's resources allow.
-    - `cpus`, `gpus`: what Ray sets aside for each.
-    - `runtime_env`: Ray's description of code and environment to ship.
+    - `workers`: the number of points submitted at once; by default twice as many as
+        the cluster can compute at once, so that no worker idles.
+    - `cpus`, `gpus`: the resources that Ray reserves for each point.
+    - `runtime_env`: Ray's runtime environment, the code and packages to ship.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class RayWorkers:
         self._cpus = checks.positive_number("cpus", cpus, zero_allowed=True)
         self._gpus = checks.positive_number("gpus", gpus, zero_allowed=True)
         if self._cpus == 0 and self._gpus == 0:
-            raise ValueError("`cpus` must be positive where `gpus` is 0, got 0.")
+            raise ValueError("`cpus` must be positive if `gpus` is 0, got 0.")
         if runtime_env is not None and not isinstance(runtime_env, dict):
             raise ValueError(
                 f"`runtime_env` must be a dictionary, got {type(runtime_env).__name__}."
@@ -52,12 +52,11 @@ class RayWorkers:
             import ray.exceptions  # pyright: ignore[reportMissingImports]
         except ModuleNotFoundError as error:
             raise ValueError(
-                "`engine` must be one that is installed, got 'ray', which is not: pip "
-                "install gradflow[ray]."
+                "`engine` is 'ray', which is not installed: pip install gradflow[ray]."
             ) from error
         self._ray: Any = ray
         if not ray.is_initialized():
-            # The cluster that RAY_ADDRESS or Ray's own notes name, else a new one.
+            # Connects to the cluster that Ray finds (RAY_ADDRESS), or starts one.
             ray.init(log_to_driver=False, include_dashboard=False)
             self._ours = True
         return self
@@ -79,7 +78,7 @@ class RayWorkers:
         )
 
     def start(self, task: Shipped, points: int, retries: int) -> None:
-        """See that a worker can load `task`."""
+        """Check the cluster's resources, and that a worker can load `task`."""
         self._check_resources()
         try:
             problem = self._ray.get(self._remote(_load, retries)(task, self._single))
@@ -87,7 +86,7 @@ class RayWorkers:
             raise SweepError(f"Ray could not start a worker: {error}") from error
         if problem is not None:
             raise ValueError(
-                "`task` must be a function that a worker process can load, but there "
+                "`task` must be a function that a worker process can load, but loading "
                 f"it raised {problem}"
             )
 
@@ -99,18 +98,18 @@ class RayWorkers:
         ):
             if wanted > there.get(kind, 0):
                 raise ValueError(
-                    f"`{name}` must be at most what the Ray cluster has, "
-                    f"{there.get(kind, 0):g}, got {wanted:g}."
+                    f"`{name}` must be at most the {there.get(kind, 0):g} of the Ray "
+                    f"cluster, got {wanted:g}."
                 )
 
     def run(
-        self, task: Shipped, labels: Iterator[dict[str, Any]], retries: int
+        self, task: Shipped, labels: Iterator[Label], retries: int
     ) -> Generator[Outcome, None, None]:
-        """The outcome at each of `labels` as it comes."""
+        """Yield the outcome of each of `labels` as it arrives."""
         ray = self._ray
         compute = self._remote(_compute, retries)
         shipped = ray.put(task)
-        under_way: dict[Any, dict[str, Any]] = {}
+        under_way: dict[Any, Label] = {}
         try:
             while True:
                 while len(under_way) < self._at_once():
@@ -130,12 +129,13 @@ class RayWorkers:
     def _answer(self, reference: Any) -> tuple[str, Any]:
         try:
             return self._ray.get(reference)
-        except self._ray.exceptions.RayError as error:  # it died, as did the retries
+        except self._ray.exceptions.RayError as error:  # all retries failed
             reason = str(error).strip().partition("\n")[0]
             return "failed", (f"the worker died: {reason}", str(error))
 
     def _at_once(self) -> int:
-        """Points under way: one on each worker and one waiting, so that none idles."""
+        """The number of points to submit: by default one in work and one waiting for
+        each worker."""
         if self._workers is not None:
             return self._workers
         there = self._ray.cluster_resources()
@@ -155,18 +155,18 @@ _loaded: dict[Shipped, Callable] = {}
 
 
 def _task(shipped: Shipped, single: bool) -> Callable:
-    """The task, loaded once; `single` for a worker that has one core."""
+    """The task, loaded once; `single` if the worker has one core."""
     if shipped not in _loaded:
         if single:
-            # JAX is imported by now but looks at its flags when it first computes. Ray
-            # itself limits the threads of linear algebra.
+            # JAX has been imported but reads its flags at the first computation. Ray
+            # limits the threads of linear algebra itself.
             os.environ["XLA_FLAGS"] = single_threaded(os.environ.get("XLA_FLAGS", ""))
         _loaded[shipped] = _worker.load(shipped)
     return _loaded[shipped]
 
 
 def _load(shipped: Shipped, single: bool) -> str | None:
-    """What goes wrong when the task is loaded."""
+    """The traceback of loading the task, or None if it loads."""
     try:
         _task(shipped, single)
     except BaseException:
@@ -174,6 +174,6 @@ def _load(shipped: Shipped, single: bool) -> str | None:
     return None
 
 
-def _compute(shipped: Shipped, single: bool, label: dict[str, Any]) -> tuple[str, Any]:
-    """One point."""
+def _compute(shipped: Shipped, single: bool, label: Label) -> tuple[str, Any]:
+    """The outcome of one point."""
     return _worker.compute(_task(shipped, single), label)

@@ -1,14 +1,13 @@
-"""One result: as bytes with a seal, and what a dataset shows of it.
+"""One result: its file, and the variables that a dataset shows.
 
-A result is a run file (`_storage`) with a seal, the SHA-256 of its name and of every
-byte before it, as the comment of its zip archive. So a result is checked by hashing it,
-without parsing, and no byte of it escapes the check, nor does a file that took the name
-of another; NumPy opens it like any other `.npz`.
+A result is a run file (`_core.storage`) with a seal as the comment of its zip archive:
+the SHA-256 of the file's name and of every byte before the seal. Hashing checks every
+byte without parsing the file, and detects a file that was renamed to another result's
+name. NumPy opens the file like any other `.npz`.
 """
 
 import hashlib
 import io
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,33 +17,37 @@ import numpy as np
 from .._core import storage
 from .._core.ravel import path_name
 from .._core.storage import RunFileError
-from ..flows._flow import Flow
+from ..flows import Flow, Training, trajectory_of
 from ._grid import key_of
-from ._worker import plain_values
+from ._worker import Label, plain_values
 
 SEAL = 64
-"""Bytes of a seal: a SHA-256 in hexadecimal digits."""
+"""The length of a seal in bytes: a SHA-256 in hexadecimal digits."""
 
 FLOW, VALUES = "flow", "values"
+"""The kinds of results: a flow or training run, or a mapping of numbers and arrays."""
+
+Result = Flow | Training | dict[str, Any]
+"""A result as a task returned it."""
 
 
 class Encoded(NamedTuple):
-    """A result as it is stored."""
+    """A result in the form in which a store keeps it."""
 
     data: bytes
     summary: dict[str, Any]
-    """What the index of a store holds of it, as JSON: its kind, and for each variable
-    its value if it is a number, else its type and shape."""
+    """The result's entry in the index of the store, as JSON: its kind, and for each
+    variable its value if it is a number, otherwise its dtype and shape."""
 
 
-def encode(result: Any, label: Mapping[str, Any]) -> Encoded:
-    """A task's result, with the `label` that says of what it is the result."""
-    if isinstance(result, Flow):
+def encode(result: object, label: Label) -> Encoded:
+    """A task's result as a file, together with the `label` of its point."""
+    if isinstance(result, Flow | Training):
         kind, content = FLOW, result.contents()
     else:
         kind, content = VALUES, plain_values(result, label["point"])
     data = storage.encode({**label, "kind": kind, "content": content})
-    # The last two bytes of a zip archive without a comment are the comment's length.
+    # A zip archive without a comment ends with the comment's length, two bytes.
     body = data[:-2] + SEAL.to_bytes(2, "little")
     key = key_of(label["task"], label["version"], label["point"])
     shown = _shown(kind, content)
@@ -60,43 +63,44 @@ def _seal(key: str, body: bytes) -> bytes:
 
 
 def read(path: Path) -> bytes:
-    """The bytes of the result at `path`, with the seal checked."""
+    """The bytes of the file at `path`, whose seal is checked."""
     try:
         data = path.read_bytes()
     except OSError as error:
         raise RunFileError(f"'{path}' cannot be read: {error.strerror}.") from error
     if _seal(path.stem, data[:-SEAL]) != data[-SEAL:]:
         raise RunFileError(
-            f"'{path}' is damaged: its contents do not match their digest."
+            f"'{path}' is damaged: its contents do not match its digest."
         )
     return data
 
 
-def decode(path: Path, **given: Any) -> tuple[dict[str, Any], Flow | dict[str, Any]]:
-    """The label and the result in the file at `path`; what is `given` is for a flow, as
-    for `Flow.load`."""
+def decode(path: Path, **given: Any) -> tuple[dict[str, Any], Result]:
+    """The label and the result in the file at `path`. A flow is built with `given`, the
+    optional arguments of `Flow.load`."""
     packed, arrays = storage.decode(io.BytesIO(read(path)), path)
 
-    def build() -> tuple[dict[str, Any], Flow | dict[str, Any]]:
+    def build() -> tuple[dict[str, Any], Result]:
         label = storage.unpack(packed, arrays)
         kind, content = label.pop("kind"), label.pop("content")
         if kind == FLOW:
-            return label, Flow.from_contents(content, **given)
+            return label, trajectory_of(content, **given)
         return label, content
 
     return storage.built(path, build)
 
 
 def variables(path: Path) -> tuple[str, dict[str, Any]]:
-    """The kind and the variables of the result at `path`; no object is rebuilt."""
+    """The kind and the variables of the result at `path`, without building a flow."""
     packed, arrays = storage.decode(io.BytesIO(read(path)), path)
 
     def build() -> tuple[str, dict[str, Any]]:
         fields = packed["dict"]
-        names = _FLOW_FIELDS if fields["kind"] == FLOW else fields["content"]["dict"]
+        stored = fields["content"]["dict"]
         content = {
-            name: storage.unpack(fields["content"]["dict"][name], arrays)
-            for name in names
+            name: storage.unpack(stored[name], arrays)
+            for name in stored
+            if fields["kind"] == VALUES or name in _SHOWN_FIELDS
         }
         return fields["kind"], _shown(fields["kind"], content)
 
@@ -104,19 +108,20 @@ def variables(path: Path) -> tuple[str, dict[str, Any]]:
 
 
 def summary(path: Path) -> dict[str, Any]:
-    """What the index holds of the result at `path`, from the file itself."""
+    """The index entry of the result at `path`, made from the file itself."""
     kind, shown = variables(path)
     return {"kind": kind, "variables": _outline(shown)}
 
 
-_FLOW_FIELDS = (
+_SHOWN_FIELDS = (
     *("ts", "loss", "speed", "observables", "result"),
     *("certificate", "settings"),
 )
+"""The fields of a flow or training run from which variables are made."""
 
 
 def _shown(kind: str, content: dict[str, Any]) -> dict[str, Any]:
-    """The variables of a dataset: numbers and arrays by name."""
+    """The numbers and arrays that a dataset shows, by name."""
     if kind == VALUES:
         return content
     certificate = content["certificate"]
@@ -124,12 +129,13 @@ def _shown(kind: str, content: dict[str, Any]) -> dict[str, Any]:
         "final_loss": float(content["loss"][-1]),
         "final_time": float(content["ts"][-1]),
         "successful": content["result"] in ("successful", "event_occurred"),
-        "rtol": float(content["settings"]["rtol"]),
         "energy_imbalance": certificate.energy_imbalance,
         "energy_released": certificate.energy_released,
         "largest_drift": max(certificate.drift.values(), default=float("nan")),
         **{name: np.asarray(content[name]) for name in ("ts", "loss", "speed")},
     }
+    if "settings" in content:  # a training run has no tolerance
+        shown["rtol"] = float(content["settings"]["rtol"])
     leaves, _ = jax.tree_util.tree_flatten_with_path(content["observables"])
     for where, leaf in leaves:
         name = path_name(where)

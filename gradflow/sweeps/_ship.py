@@ -1,4 +1,4 @@
-"""How a task is named, and how it gets to a worker."""
+"""The name of a task, and its way to a worker."""
 
 import functools
 import pickle
@@ -11,37 +11,37 @@ from typing import Any
 from ._worker import Shipped
 
 
-def name_of(task: Any, name: Any) -> str:
-    """The name under which a store knows `task`: what the user said, or its module and
-    its name there. Both must be enough to tell one task from another."""
+def name_of(task: object, name: object) -> str:
+    """The name by which a store recognises `task`: the user's `name`, or the module and
+    name of the function. A task whose own name does not identify it is refused."""
     if not callable(task) or isinstance(task, type):
         kind = f"the class {task.__name__}" if isinstance(task, type) else _type(task)
         raise ValueError(f"`task` must be a function of a point, got {kind}.")
     if name is not None:
         if not isinstance(name, str) or not name.strip():
-            raise ValueError(f"`name` must be text, got {name!r}.")
+            raise ValueError(f"`name` must be a non-empty string, got {name!r}.")
         return name
     if not isinstance(task, FunctionType):
-        why = f"is a {_type(task)}, which has no name of its own"
+        why = f"is a {_type(task)}, which has no name"
     elif task.__name__ == "<lambda>":
-        why = "is a lambda, which has no name of its own"
+        why = "is a lambda, which has no name"
     elif task.__closure__:
         captured = ", ".join(f"`{v}`" for v in task.__code__.co_freevars)
-        why = f"captures {captured}, of which its name tells nothing"
+        why = f"captures {captured}, which its name does not show"
     else:
         return f"{_module(task)}:{task.__qualname__}"
     raise ValueError(
-        "`task` must be a function by whose name a store can tell it from others, but "
-        f"it {why}: pass `name`, or pass what it needs as coordinates of `grid`."
+        "`task` must be a function that a store can recognise by its name, but it "
+        f"{why}: pass `name`, or make captured values coordinates of `grid`."
     )
 
 
-def _type(task: Any) -> str:
+def _type(task: object) -> str:
     return type(task).__name__
 
 
 def _module(task: FunctionType) -> str:
-    """The module of a task; a script's is that which importing it would give."""
+    """The module of a task; for a script, the name that importing it would give."""
     module = task.__module__
     if module != "__main__":
         return module
@@ -54,8 +54,8 @@ def _module(task: FunctionType) -> str:
 
 
 def ship(task: Callable) -> Shipped:
-    """`task` for a worker: by reference where it can be imported there, else by value
-    over the pipe. Raises if neither is possible."""
+    """`task` in a form that can be sent: a reference if workers can import it, a pickle
+    otherwise. Raises if it cannot be pickled either."""
     module, name = getattr(task, "__module__", None), getattr(task, "__qualname__", "")
     if module not in (None, "__main__") and _found(module, name) is task:
         return ("reference", module, name)
@@ -66,8 +66,8 @@ def ship(task: Callable) -> Shipped:
     except Exception as error:
         raise ValueError(
             "`task` must be a function that can be sent to another process, but "
-            f"{_culprit(task)} cannot: {error}. Let the task make what it needs, or "
-            "define it in a module that workers can import."
+            f"{_culprit(task)} cannot be pickled: {error}. Create that object inside "
+            "the task, or define the task in a module that workers can import."
         ) from error
 
 
@@ -78,8 +78,8 @@ def _found(module: str, name: str) -> Any:
     return found
 
 
-def _culprit(task: Any) -> str:
-    """What of `task` cannot be pickled, as far as it has a name."""
+def _culprit(task: Callable) -> str:
+    """The part of `task` that cannot be pickled, if it has a name."""
     import cloudpickle
 
     parts: dict[str, Any] = {}

@@ -1,15 +1,16 @@
-"""Results on disk, one file a point.
+"""Results on disk, one file per point.
 
-    store.json          what the results are of: task, version, coordinates
-    grids/….json        each grid that was ever asked for
+    store.json          the task, its version and its coordinates
+    grids/….json        each grid that a sweep asked for
     results/….npz       each result, named by a hash of task, version and point
     failures/….json     each point that failed and has no result yet, with its traceback
-    index.jsonl         a cache: what a dataset needs to know of each result
+    index.jsonl         a cache of the summaries of results
 
-Every file but the index is written whole or not at all. Where a result lies follows
-from its point, so nothing else says which are there; the index only saves reading them.
-A line of it counts if its checksum is right and the file is still the one that it was
-written for, by size and time; a result without such a line is read.
+Every file but the index is written whole or not at all. The name of a result follows
+from its point, so the files themselves say which results exist; the index only saves
+reading them. A line of the index is valid if its checksum is right and the result's
+file still has the size and time that the line states; results without a valid line are
+read.
 """
 
 import contextlib
@@ -19,37 +20,33 @@ import os
 import time
 import warnings
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from .._core.checks import Checked
 from .._core.storage import RunFileError, write_whole
-from ..flows._flow import Flow
 from . import _result
-from ._grid import Grid, Point, Value, as_grid, key_of, merge
-
-if TYPE_CHECKING:
-    import xarray
+from ._grid import Grid, Point, Value, key_of, merge
+from ._worker import Label
 
 FORMAT = "gradflow-store"
 FORMAT_VERSION = 1
 
 STALE_SECONDS = 3600.0
-"""A temporary file of this age was left behind by a process that was killed."""
+"""A temporary file older than this was left behind by a killed process."""
 
 
 class StoreError(ValueError):
-    """A store that is missing, of another task or of a newer version."""
+    """A store is missing, belongs to another task or has a newer version."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """A point without a result, and why."""
+    """A point without a result, and the reason."""
 
     point: Point
     reason: str
-    """In one line."""
+    """The error, in one line."""
     traceback: str
 
     def __str__(self) -> str:
@@ -59,16 +56,16 @@ class Failure:
 
 @dataclasses.dataclass(frozen=True)
 class Store:
-    """A folder of results of one task."""
+    """A folder with the results of one task."""
 
     path: Path
     task: str
     version: int
     kinds: dict[str, str]
-    """Of each coordinate: number, truth value or text."""
+    """The kind of each coordinate, one of `KINDS`."""
 
     #
-    # Coming by one
+    # Opening and creating
     #
 
     @classmethod
@@ -104,8 +101,8 @@ class Store:
     def for_sweep(
         cls, path: str | os.PathLike, task: str, version: int, grid: Grid
     ) -> "Store":
-        """The store at `path` if it may take results of `task` on `grid`; if there is
-        none, as it would be. Nothing is written."""
+        """The store at `path`, existing or new, for results of `task` on `grid`. A
+        store of another task is refused. Nothing is written."""
         path = Path(path)
         wanted = cls(path, task, version, grid.kinds())
         there = cls._read(path)
@@ -113,28 +110,28 @@ class Store:
             if path.is_dir() and next(path.iterdir(), None) is not None:
                 raise StoreError(
                     f"`store` must be a store or a new folder, got '{path}', which "
-                    "holds other files."
+                    "has other files in it."
                 )
             return wanted
         if there.task != task:
             raise StoreError(
-                f"the store '{path}' holds results of the task '{there.task}', got "
-                f"'{task}'."
+                f"the store '{path}' has results of the task '{there.task}', got "
+                f"'{task}': choose another `store`."
             )
         if there.version > version:
             raise StoreError(
-                f"the store '{path}' holds results of version {there.version} of its "
+                f"the store '{path}' has results of version {there.version} of its "
                 f"task, got the older version {version}."
             )
         if there.kinds != wanted.kinds:
             raise StoreError(
-                f"the store '{path}' holds points over {_listing(there.kinds)}, got "
+                f"the store '{path}' has points over {_listing(there.kinds)}, got "
                 f"{_listing(wanted.kinds)}."
             )
         return wanted
 
     def create(self, grid: Grid) -> None:
-        """Make the folder what it is to be, and note that `grid` was asked for."""
+        """Create the folder, if it is new, and record `grid`."""
         for folder in ("results", "grids", "failures"):
             (self.path / folder).mkdir(parents=True, exist_ok=True)
         self._remove_stale()
@@ -169,17 +166,19 @@ class Store:
     #
 
     def key(self, point: Mapping[str, Value]) -> str:
+        """The key of the result at `point`, from which its file name is made."""
         return key_of(self.task, self.version, point)
 
     def file(self, key: str) -> Path:
+        """The path of a result, whether it exists or not."""
         return self.path / "results" / f"{key}.npz"
 
-    def label(self, point: Point) -> dict[str, Any]:
-        """What a result says of itself."""
+    def label(self, point: Point) -> Label:
+        """The label that a result carries."""
         return {"task": self.task, "version": self.version, "point": point}
 
     def present(self) -> dict[str, os.stat_result]:
-        """The files there are, by key; nothing is read."""
+        """The status of each existing result, by key. No file is read."""
         found: dict[str, os.stat_result] = {}
         try:
             with os.scandir(self.path / "results") as entries:
@@ -191,7 +190,7 @@ class Store:
         return found
 
     def check(self, key: str) -> str | None:
-        """Read the result and say what is wrong with it."""
+        """Read a result and return a sentence if it is damaged."""
         try:
             _result.read(self.file(key))
         except RunFileError as error:
@@ -199,24 +198,26 @@ class Store:
         return None
 
     def write(self, point: Point, encoded: _result.Encoded) -> None:
-        """Store a result, then tell the index; a lost line costs a read, no more."""
+        """Store a result, then add it to the index. If a crash in between loses the
+        line, the result is read instead."""
         key = self.key(point)
         state = write_whole(self.file(key), lambda file: file.write(encoded.data))
         self._append([_line(key, state, encoded.summary)])
         (self.path / "failures" / f"{key}.json").unlink(missing_ok=True)
 
     def write_failure(self, failure: Failure) -> None:
+        """Record a point that failed."""
         path = self.path / "failures" / f"{self.key(failure.point)}.json"
         _write_json(path, dataclasses.asdict(failure))
 
     def failures(self) -> list[Failure]:
-        """Of the points of the grids that have no result."""
+        """The recorded failures of points that have no result."""
         there = self.present()
         found = []
         for path in sorted((self.path / "failures").glob("*.json")):
             try:
                 failure = Failure(**json.loads(path.read_text()))
-            except (OSError, ValueError, TypeError):  # removed, or damaged: no matter
+            except (OSError, ValueError, TypeError):  # removed meanwhile, or damaged
                 continue
             key = self.key(failure.point)
             if key == path.stem and key not in there:
@@ -224,7 +225,7 @@ class Store:
         return found
 
     def grids(self) -> list[Grid]:
-        """All grids that were asked for, the oldest first."""
+        """All grids that sweeps asked for, oldest first."""
         found = []
         for path in (self.path / "grids").glob("*.json"):
             try:
@@ -237,10 +238,10 @@ class Store:
         return [grid for *_, grid in sorted(found, key=lambda item: item[:2])]
 
     def grid(self) -> Grid:
-        """All points that were ever asked for."""
+        """One grid with all points that sweeps asked for."""
         grids = self.grids()
         if not grids:
-            raise StoreError(f"the store '{self.path}' holds no grid yet.")
+            raise StoreError(f"the store '{self.path}' has no grid yet.")
         return merge(grids)
 
     #
@@ -248,7 +249,7 @@ class Store:
     #
 
     def summaries(self, keys: Iterable[str]) -> dict[str, dict[str, Any]]:
-        """Of each of these results that is there and sound, its summary."""
+        """The summaries of those results among `keys` that exist and are undamaged."""
         there, indexed, late = self.present(), dict(self._index()), []
         found: dict[str, dict[str, Any]] = {}
         for key in keys:
@@ -263,13 +264,13 @@ class Store:
                 found[key] = _result.summary(self.file(key))
             except RunFileError as error:
                 warnings.warn(
-                    f"{error} It counts as missing; the sweep computes it again.",
+                    f"{error} It counts as missing: repeat the sweep to recompute it.",
                     stacklevel=2,
                 )
                 continue
             late.append(_line(key, state, found[key]))
         if late:
-            with contextlib.suppress(OSError):  # a store to read only is as good
+            with contextlib.suppress(OSError):  # a read-only store works without
                 self._append(late)
         return found
 
@@ -280,13 +281,13 @@ class Store:
             return
         parts = (line.partition(b" ") for line in lines)
         sound = [text for checksum, _, text in parts if checksum == _checksum(text)]
-        # Together, which is faster than one by one.
+        # All lines in one call, which is faster than one by one.
         for entry in json.loads(b"[" + b",".join(sound) + b"]"):
             yield entry["key"], entry
 
     def _append(self, lines: list[bytes]) -> None:
-        # In one write, so that two sweeps do not mix their lines, and with a line end
-        # before as well, as a killed sweep may have left half a line.
+        # One write, so that the lines of two sweeps do not mix. It starts with a line
+        # end because a killed sweep may have left half a line.
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
         handle = os.open(self.path / "index.jsonl", flags, 0o666)
         try:
@@ -295,8 +296,11 @@ class Store:
             os.close(handle)
 
 
+_WORDS = {"truth value": "boolean", "text": "string"}
+
+
 def _listing(kinds: dict[str, str]) -> str:
-    return ", ".join(f"{name} ({kind})" for name, kind in kinds.items())
+    return ", ".join(f"{n} ({_WORDS.get(kind, kind)})" for n, kind in kinds.items())
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
@@ -316,64 +320,3 @@ def _signature(state: os.stat_result) -> list[int]:
 
 def _checksum(text: bytes) -> bytes:
     return f"{zlib.crc32(text):08x}".encode()
-
-
-#
-# For users
-#
-
-
-def open_store(path: Checked[str | os.PathLike]) -> "xarray.Dataset":
-    """The results of a sweep as an `xarray.Dataset` with the grid as coordinates.
-
-    A grid that is a product gives one dimension a name, any other one dimension
-    `point`. Numbers are at hand at once; arrays are read, and checked, when they are
-    used, so that a store of any size opens quickly. What has no result is NaN, and
-    `computed` is false there. Arrays that differ in size from point to point are padded
-    with NaN. Of a flow there are `ts`, `loss`, `speed` and the observables over `time`;
-    `final_loss`, `final_time` and `successful`; and of its certificate, with its
-    `rtol`, `energy_imbalance`, `energy_released` and `largest_drift`. `load_result`
-    gives the flow itself. What has a name that the grid has is `result.…`.
-
-    `dataset.to_netcdf(path)` and `dataset.to_zarr(path)` export it: NetCDF 3 needs
-    nothing else, NetCDF 4 and Zarr what `pip install gradflow[export]` brings.
-    """
-    store = Store.at(_checked_path("path", path))
-    from ._dataset import open_dataset  # brings xarray
-
-    return open_dataset(store)
-
-
-def load_result(
-    path: Checked[str | os.PathLike],
-    point: Checked[Mapping[str, Value]],
-    loss: Callable | None = None,
-    *,
-    like: Any = None,
-    solver: Any = None,
-) -> Flow | dict[str, Any]:
-    """The result at one point of the store at `path`, as the task returned it: a `Flow`
-    or a dictionary of numbers and arrays. `loss`, `like` and `solver` are for a flow of
-    a user's own, as for `Flow.load`."""
-    store = Store.at(_checked_path("path", path))
-    if not isinstance(point, Mapping):
-        raise ValueError(
-            f"`point` must map names to values, got {type(point).__name__}."
-        )
-    (wanted,) = as_grid([point]).points()
-    if set(wanted) != set(store.kinds):
-        raise ValueError(
-            f"`point` must have the coordinates {', '.join(store.kinds)}, got "
-            f"{', '.join(wanted)}."
-        )
-    file = store.file(store.key(wanted))
-    if not file.exists():
-        raise StoreError(f"the store '{store.path}' has no result at {wanted}.")
-    _, result = _result.decode(file, loss=loss, like=like, solver=solver)
-    return result
-
-
-def _checked_path(name: str, path: Any) -> Path:
-    if not isinstance(path, str | os.PathLike):
-        raise ValueError(f"`{name}` must be a path, got {type(path).__name__}.")
-    return Path(os.fspath(path))

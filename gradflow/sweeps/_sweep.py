@@ -1,4 +1,4 @@
-"""A task at every point of a grid, into a store."""
+"""`sweep`: compute a task at every point of a grid and keep the results in a store."""
 
 import contextlib
 import dataclasses
@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Any
 from .._core import checks
 from .._core.checks import Checked
 from .._core.progress import count_bar
-from ..flows._flow import Flow
+from ..flows import Flow, Training
 from . import _result
 from ._grid import Grid, Point, Value, as_grid
 from ._local import LocalWorkers, Outcome, SweepError
+from ._open import checked_path, open_store
 from ._ray import RayWorkers
 from ._ship import name_of, ship
-from ._store import Failure, Store, StoreError, open_store
+from ._store import Failure, Store, StoreError
+from ._worker import Label
 
 if TYPE_CHECKING:
     import xarray
@@ -26,26 +28,29 @@ if TYPE_CHECKING:
 ENGINES = ("local", "ray")
 
 LISTED = 10
-"""Failures that the summary of a sweep lists."""
+"""The number of failures that a printed sweep lists."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-    """What a sweep did. `print(sweep)` shows a summary, `open` gives the results."""
+    """The outcome of a sweep. `print(sweep)` shows a table, `sweep.open()` returns all
+    results."""
 
     store: Path
+    """The folder of the store."""
     points: int
-    """Points of the grid."""
+    """The number of points in the grid."""
     reused: int
-    """Of these, how many had a result already."""
+    """The number of points that had a result already."""
     computed: int
+    """The number of points that this sweep computed."""
     failures: list[Failure]
-    """The points that have no result, each with the reason and the traceback."""
+    """The points that failed, each with the reason and the traceback."""
     damaged: list[Path]
-    """Files that did not hold what was once written, and were computed again."""
+    """Damaged files that were found in the store and computed again."""
 
     def open(self) -> "xarray.Dataset":
-        """All results in the store, as `open_store` gives them."""
+        """All results in the store, as a dataset: see `open_store`."""
         return open_store(self.store)
 
     def __str__(self) -> str:
@@ -63,9 +68,15 @@ class Sweep:
             lines += [f"  {path}" for path in self.damaged]
         return "\n".join(lines)
 
+    def __repr__(self) -> str:
+        return (
+            f"Sweep({self.points:,} points: {self.computed:,} computed, "
+            f"{self.reused:,} reused, {len(self.failures):,} failed)"
+        )
+
 
 def sweep(
-    task: Checked[Callable[[Point], Flow | Mapping[str, Any]]],
+    task: Checked[Callable[[Point], Flow | Training | Mapping[str, Any]]],
     grid: Checked[Mapping[str, Sequence[Value]] | Sequence[Mapping[str, Value]]],
     *,
     store: Checked[str | os.PathLike],
@@ -81,38 +92,46 @@ def sweep(
 ) -> Sweep:
     """Compute `task` at every point of `grid` that has no result in `store` yet.
 
-    Nothing computed is lost: each result is written whole as soon as it is there, and
-    after Ctrl-C, a full disk or a killed machine the same call goes on where it
-    stopped. Several sweeps may write to one store at once. Points are taken in random
-    order, so that the time left is an honest estimate and two sweeps seldom meet.
+    Each result is written, whole, as soon as it is computed. After Ctrl-C, a full disk
+    or a crash of the machine the same call continues where the sweep stopped. Several
+    sweeps may write to one store at the same time. Points are computed in random order,
+    which makes the estimate of the remaining time honest and lets concurrent sweeps
+    seldom meet at a point.
 
     **Arguments:**
 
-    - `task`: a function that takes a point, a dictionary of the names and values of
-        `grid`, and returns a `Flow` or a mapping of numbers and arrays. Workers import
-        it from its module; one of a notebook or a script is sent to them.
-    - `grid`: a mapping of names to values, for their product; or a list of points, such
-        as `gradflow.sweeps.random_points` draws. Values are numbers, truth values or
-        text.
-    - `store`: the folder of the results, new or of an earlier sweep of the same task.
-        What is in it already is checked, and computed again if it is damaged.
-    - `engine`: `local`, worker processes on this machine; `ray`, the same on a Ray
-        cluster, the one that is there or a local one that is started; or a
-        `gradflow.sweeps.LocalWorkers` that outlives this sweep.
-    - `workers`: how many points are computed at once; by default as many as there are
-        cores (of the cluster, with `ray`) for `cpus` each.
-    - `cpus`, `gpus`: cores and graphics processors of each; the latter with `ray`.
-    - `runtime_env`: what `ray` is to ship of code and environment, in its own terms.
-    - `retries`: how often a point is tried again whose worker died. One that raises is
-        not.
-    - `version`: of the task. Raise it when the task changes: older results do not
-        count any more, and older versions are refused.
-    - `name`: of the task in the store, if not that of its module and its own.
+    - `task`: a function from a point, a dictionary with the names and values of `grid`,
+        to a `Flow`, a `Training` or a mapping of numbers and arrays. Workers import it
+        from its module; a task defined in a notebook or a script is sent to them.
+    - `grid`: a mapping from names to lists of values, whose product is computed, or a
+        list of points, such as those of `gradflow.sweeps.random_points`. Values are
+        numbers, booleans or strings.
+    - `store`: the folder of the results, new or from an earlier sweep of the same task.
+        Results in it are checked, and computed again if they are damaged.
+    - `engine`: `"local"` for worker processes on this machine; `"ray"` for a Ray
+        cluster, which is started on this machine if none is running; or a
+        `gradflow.sweeps.LocalWorkers`, which outlives this sweep.
+    - `workers`: the number of points computed at once; by default as many as there are
+        cores, of this machine or of the cluster, for `cpus` each.
+    - `cpus`, `gpus`: the number of cores and of graphics processors for each worker;
+        `gpus` needs `ray`.
+    - `runtime_env`: Ray's runtime environment, the code and packages to ship; needs
+        `ray`.
+    - `retries`: how often a point is tried again if its worker dies. A point whose task
+        raises is not tried again.
+    - `version`: the version of the task. Raise it when the task changes: results of
+        older versions no longer count, and older versions are refused.
+    - `name`: the name of the task in the store; by default module and function name.
     - `progress`: whether to show a progress bar, with the rate and the time left.
+
+    **Returns:**
+
+    A `Sweep`: how many points were computed, reused and failed. A point that fails does
+    not end the sweep.
     """
     title = name_of(task, name)
     points_asked = as_grid(grid)
-    path = _path(store)
+    path = checked_path("store", store)
     retries = checks.whole_number("retries", retries, least=0)
     version = checks.whole_number("version", version)
     pool = _pool(engine, workers, cpus, gpus, runtime_env)
@@ -123,7 +142,7 @@ def sweep(
     there = points.keys() & results.present().keys()
     wrong = {key: what for key in there if (what := results.check(key)) is not None}
     for sentence in wrong.values():
-        warnings.warn(f"{sentence} It is computed again.", stacklevel=2)
+        warnings.warn(f"{sentence} It will be computed again.", stacklevel=2)
     missing = [key for key in points if key in wrong or key not in there]
     tally = _Tally(results, reused=len(points) - len(missing))
     if missing:
@@ -156,7 +175,7 @@ def sweep(
 
 
 class _Tally:
-    """Results on their way into the store, and their number."""
+    """Stores the outcomes of a sweep and counts them."""
 
     def __init__(self, store: Store, reused: int):
         self.store = store
@@ -164,8 +183,9 @@ class _Tally:
         self.computed = 0
         self.failures: list[Failure] = []
 
-    def pending(self, points: dict[str, Point]) -> Iterator[dict[str, Any]]:
-        """What is to be computed, unless another sweep did so in the meantime."""
+    def pending(self, points: dict[str, Point]) -> Iterator[Label]:
+        """The labels of `points`, except those that another sweep has computed
+        meanwhile."""
         for key, point in points.items():
             if self.store.file(key).exists():
                 self.reused += 1
@@ -175,7 +195,7 @@ class _Tally:
     def collect(
         self, outcomes: Iterator[Outcome], report: Callable[[int, str], None]
     ) -> None:
-        """Store every outcome. A store that cannot be written ends the sweep."""
+        """Store every outcome. An error in writing to the store ends the sweep."""
         already = self.reused
         for outcome in outcomes:
             try:
@@ -183,8 +203,8 @@ class _Tally:
             except OSError as error:
                 raise SweepError(
                     f"the store '{self.store.path}' could not be written: "
-                    f"{error.strerror}. It holds the {self.computed:,} results "
-                    "computed until then; the same call goes on from there."
+                    f"{error.strerror}. The {self.computed:,} results computed before "
+                    "that are in it; the same call continues from there."
                 ) from error
             failed = len(self.failures)
             report(
@@ -209,19 +229,22 @@ class _Tally:
 def _create(store: Store, grid: Grid, damaged: Iterable[str]) -> None:
     try:
         store.create(grid)
-        for key in damaged:  # else it would pass for the result of another sweep
+        for key in damaged:  # or it would count as computed meanwhile by another sweep
             store.file(key).unlink(missing_ok=True)
     except OSError as error:
         raise StoreError(
-            f"`store` must be a folder that can be written to, got '{store.path}': "
-            f"{error.strerror}."
+            f"`store` must be a writable folder, got '{store.path}': {error.strerror}."
         ) from error
 
 
 def _pool(
-    engine: Any, workers: Any, cpus: Any, gpus: Any, runtime_env: Any
+    engine: object,
+    workers: Checked[int | None],
+    cpus: Any,  # a whole number for local workers, any for Ray
+    gpus: Checked[float],
+    runtime_env: Checked[dict[str, Any] | None],
 ) -> contextlib.AbstractContextManager[LocalWorkers | RayWorkers]:
-    """The workers of an engine, to be entered."""
+    """The workers of an engine, as a context manager."""
     if engine == "ray":
         return RayWorkers(workers, cpus=cpus, gpus=gpus, runtime_env=runtime_env)
     for name, value, default in (("gpus", gpus, 0), ("runtime_env", runtime_env, None)):
@@ -232,7 +255,7 @@ def _pool(
     if isinstance(engine, LocalWorkers):
         if workers is not None or cpus != 1:
             raise ValueError(
-                "`workers` and `cpus` must be left out where `engine` brings its own, "
+                "`workers` and `cpus` must be left out if `engine` is a LocalWorkers, "
                 f"got {workers!r} and {cpus!r}."
             )
         return contextlib.nullcontext(engine)
@@ -242,9 +265,3 @@ def _pool(
             f"got {engine!r}."
         )
     return LocalWorkers(workers, cpus=cpus)
-
-
-def _path(store: Any) -> Path:
-    if not isinstance(store, str | os.PathLike):
-        raise ValueError(f"`store` must be a path, got {type(store).__name__}.")
-    return Path(os.fspath(store))

@@ -1,8 +1,8 @@
-"""What a worker does: load the task, compute points, hand over what can be stored.
+"""The worker's side of a sweep: load the task, compute points, return results.
 
 A worker process runs this file as a script. It imports only the standard library, so
-that a worker starts in a moment and brings in JAX if and when its task does; gradflow
-itself imports the same functions for Ray.
+that it starts at once and imports JAX only if its task does. gradflow itself imports
+the same functions for Ray.
 """
 
 import importlib
@@ -13,14 +13,22 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping
-from typing import IO, Any
+from typing import IO, Any, TypedDict
 
 Shipped = tuple[str, ...] | tuple[str, bytes]
-"""A task on its way: ("reference", module, name) or ("value", pickle)."""
+"""A task that is sent to a worker: ("reference", module, name) or ("value", pickle)."""
+
+
+class Label(TypedDict):
+    """A point to compute, with the name and version of its task."""
+
+    task: str
+    version: int
+    point: dict[str, bool | int | float | str]
 
 
 def load(shipped: Shipped) -> Callable:
-    """The task that was shipped."""
+    """The task that `shipped` describes."""
     kind, *where = shipped
     if kind == "value":
         (pickled,) = where
@@ -33,21 +41,22 @@ def load(shipped: Shipped) -> Callable:
     return found
 
 
-def compute(task: Callable, label: dict[str, Any]) -> tuple[str, Any]:
-    """What became of one point: ("encoded", …) or ("values", …) with its result, or
+def compute(task: Callable, label: Label) -> tuple[str, Any]:
+    """The outcome of one point: ("encoded", …) or ("values", …) with its result, or
     ("failed", (reason, traceback))."""
     point = label["point"]
     try:
         result = task(dict(point))
-    except BaseException as error:  # a task that calls sys.exit has failed as well
-        # Without the frame of this function.
+    except BaseException as error:  # sys.exit in a task is a failure too
+        # The traceback starts in the task, not in this function.
         trace = error.__traceback__.tb_next if error.__traceback__ else None
         lines = traceback.format_exception(type(error), error, trace)
         return "failed", (_reason(error), "".join(lines))
     try:
-        # Whoever returns a Flow has gradflow loaded; others need not pay for it.
+        # A task that returns a Flow has imported gradflow; other tasks need not.
         if hasattr(sys.modules.get("gradflow"), "sweeps"):
-            from ._result import encode
+            # Absolute, because a worker runs this file as a script.
+            from gradflow.sweeps._result import encode
 
             return "encoded", tuple(encode(result, label))
         return "values", plain_values(result, point)
@@ -59,23 +68,23 @@ def _reason(error: BaseException) -> str:
     return "".join(traceback.format_exception_only(type(error), error)).strip()
 
 
-def plain_values(result: Any, point: Mapping[str, Any]) -> dict[str, Any]:
-    """A mapping of numbers and arrays as Python numbers and NumPy arrays, checked."""
+def plain_values(result: object, point: Mapping[str, object]) -> dict[str, Any]:
+    """A task's mapping of numbers and arrays, as Python numbers and NumPy arrays."""
     if not isinstance(result, Mapping):
         raise TypeError(
-            "`task` must return a Flow or a mapping of numbers and arrays, got "
-            f"{type(result).__name__}."
+            "`task` must return a Flow, a Training or a mapping of numbers and arrays, "
+            f"got {type(result).__name__}."
         )
     if not result:
         raise ValueError("`task` must return at least one number, got none.")
     for name in result:
         if not isinstance(name, str) or not name or "/" in name:
             raise ValueError(
-                f"`task` must name its results by text without '/', got {name!r}."
+                f"`task` must name its results by strings without '/', got {name!r}."
             )
         if name in point:
             raise ValueError(
-                "`task` must not return a result of the name of a coordinate, got "
+                "`task` must not return a result with the name of a coordinate, got "
                 f"{name!r}."
             )
     return {name: _plain(name, value) for name, value in result.items()}
@@ -89,7 +98,7 @@ def _plain(name: str, value: Any) -> Any:
             array = numpy.asarray(value)
         except ValueError as error:  # ragged rows
             raise ValueError(
-                f"`task` must return arrays of numbers, got for {name!r}: {error}"
+                f"`task` must return arrays of numbers, got {name!r}: {error}"
             ) from error
         if array.dtype.kind not in "biuf":
             raise TypeError(
@@ -106,7 +115,8 @@ def _plain(name: str, value: Any) -> Any:
         )
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise ValueError(
-            f"`task` must return numbers of at most 64 bits, got {value} for {name!r}."
+            f"`task` must return integers that fit into 64 bits, got {value} for "
+            f"{name!r}."
         )
     return value
 
@@ -116,14 +126,15 @@ def _plain(name: str, value: Any) -> Any:
 #
 
 
-def send(pipe: IO[bytes], message: Any) -> None:
+def send(pipe: IO[bytes], message: object) -> None:
+    """Write one message to a pipe."""
     pickle.dump(message, pipe, protocol=pickle.HIGHEST_PROTOCOL)
     pipe.flush()
 
 
 def main() -> None:
-    """Answer the messages of the parent until it hangs up."""
-    # What a task prints must not end up among the answers, nor read the messages.
+    """Answer the parent's messages until it closes the pipe."""
+    # A task that prints must not write into the answers, nor read from the messages.
     messages = os.fdopen(os.dup(0), "rb")
     answers = os.fdopen(os.dup(1), "wb")
     with open(os.devnull) as nothing:  # noqa: PTH123 (a worker starts without pathlib)
@@ -150,8 +161,8 @@ def main() -> None:
 
 
 def _listen(messages: IO[bytes], inbox: "queue.SimpleQueue") -> None:
-    """Pass messages on. When the parent is gone, however it died, end at once, in the
-    middle of a point if need be."""
+    """Pass messages on. When the parent is gone, however it died, exit at once, even in
+    the middle of a point."""
     while True:
         try:
             inbox.put(pickle.load(messages))
