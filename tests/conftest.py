@@ -39,8 +39,10 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 @pytest.fixture(scope="module", autouse=True)
 def room_for_code():
-    """Hundreds of compilations would crash a worker."""
-    make_room_for_code()
+    """Hundreds of compilations would crash a worker: here the tests' own code is
+    dropped with the library's."""
+    if make_room_for_code():
+        jax.clear_caches()
 
 
 @pytest.fixture(autouse=True)

@@ -296,5 +296,5 @@ class Ensemble(Sequence):
         return f"Ensemble({len(self)} flows to t = {self.ts[-1]:g})"
 
 
-def _append(rows: np.ndarray, row: np.ndarray) -> np.ndarray:
+def _append(rows: np.ndarray, row: np.ndarray | np.generic) -> np.ndarray:
     return np.concatenate([rows, np.asarray(row)[None]])

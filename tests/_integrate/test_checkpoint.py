@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import gradflow
-from gradflow._integrate import _checkpoint, _solve
+from gradflow._integrate import _checkpoint, _run
 from gradflow._stepping import _segments
 
 HORIZON = 300.0
@@ -20,17 +20,18 @@ OBSERVABLES = ("attention_entropy", "singular_values_W0")
 CHILD = """
 import sys
 import gradflow
-from gradflow import _checkpoint, _segments, _solve
+from gradflow._integrate import _checkpoint, _run
+from gradflow._stepping import _segments
 
 _segments.LARGEST_SEGMENT = 32
 _checkpoint.LARGEST_SHARE = 1e9
-advance = _solve.advance
+advance = _run.advance
 
 def told(*args):
     print("segment", flush=True)
     return advance(*args)
 
-_solve.advance = told
+_run.advance = told
 chain = gradflow.MarkovChain.sticky([0.75, 0.19, 0.05, 0.01], 0.5)
 model = gradflow.OneLayerTransformer(4, 3, 2)
 problem = gradflow.Problem(model, gradflow.InfiniteContext(chain))
@@ -73,14 +74,14 @@ def integrate(problem, **options):
 def whole_and_segments(problem):
     """A flow that nothing stopped, and in how many segments it was solved."""
     starts = []
-    advance = _solve.advance
+    advance = _run.advance
 
     def counted(*args):
         starts.append(args)
         return advance(*args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_solve, "advance", counted)
+        patch.setattr(_run, "advance", counted)
         return integrate(problem), len(starts)
 
 
@@ -99,7 +100,7 @@ def interrupted(problem, tmp_path_factory):
 
 def left_after(segments, problem, path, **options):
     count = iter(range(segments))
-    advance = _solve.advance
+    advance = _run.advance
 
     def stopping(*args):
         if next(count, None) is None:
@@ -107,7 +108,7 @@ def left_after(segments, problem, path, **options):
         return advance(*args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_solve, "advance", stopping)
+        patch.setattr(_run, "advance", stopping)
         with pytest.raises(KeyboardInterrupt):
             integrate(problem, checkpoint=path, **options)
 

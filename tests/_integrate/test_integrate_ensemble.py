@@ -8,6 +8,7 @@ import pytest
 
 import gradflow
 from gradflow import plotting
+from gradflow._core import machine
 
 HORIZON, RTOL = 60.0, 1e-7
 OBSERVABLES = ("alignment", "singular_values_W0")
@@ -236,7 +237,7 @@ def test_other_solvers():
 
 def test_threads_keep_off_batches_of_matrices(problem):
     """Where jaxlib was seen to wait for ever."""
-    from gradflow._integrate._factorisations import factorised
+    from gradflow._stepping import factorised
 
     params = problem.init()
 
@@ -368,12 +369,14 @@ def test_bad_input(problem, starts):
 def test_memory_is_what_is_stated(save_params, monkeypatch):
     """The compiled loop's own account of what it takes beside its results."""
     from gradflow._integrate import _ensemble as ensembles
+    from gradflow._integrate._memory import memory_of_ensemble
+    from gradflow._stepping import Snapshot
 
     def bowl(x):
         return 0.5 * jnp.sum(x**2)
 
-    def account(run, common, members, threads, batch, progress, memory):
-        calls.append((run, common, members, batch, memory))
+    def account(common, members, way, progress, memory):
+        calls.append((common, members, way.batch, memory))
         raise InterruptedError
 
     calls = []
@@ -388,10 +391,16 @@ def test_memory_is_what_is_stated(save_params, monkeypatch):
             save_params=save_params,
             threads=1,
         )
-    ((run, common, members, batch, total),) = calls
-    stated = ensembles.memory_needed(common, bowl, 4, 1)
+    ((common, members, batch, total),) = calls
+    row = gradflow.integrate(bowl, np.ones(3_000), 1.0, ts=[1.0], solver="tsit5")
+    row = row.observe(lambda x: (x, x[0], x[0], x[:100]), [1.0])
+    row = jax.tree.map(lambda x: x[0], row)
+    shape = Snapshot(row[0], row[1], row[2], {"some": row[3]}, {}, {})
+    stated = memory_of_ensemble(common, shape, 4, 1)
     assert stated["total"] == total
-    lowered = run.lower(common, jax.tree.map(jnp.asarray, members), batch)
+    lowered = ensembles.some_flows_small.lower(
+        common, jax.tree.map(jnp.asarray, members), batch
+    )
     taken = lowered.compile().compiled.memory_analysis()
     working = total - stated["saved"]
     assert 0.5 * working < taken.temp_size_in_bytes < 1.1 * working
@@ -402,7 +411,7 @@ def test_memory_is_what_is_stated(save_params, monkeypatch):
 def test_too_much_memory_is_refused_before_the_run(monkeypatch, problem):
     from gradflow._integrate import _ensemble as ensembles
 
-    monkeypatch.setattr(_machine, "available_memory", lambda: 10**6)
+    monkeypatch.setattr(machine, "available_memory", lambda: 10**6)
     monkeypatch.setattr(ensembles, "_run_all", None)  # no work is begun
     starts = gradflow.stack([problem.init(seed=seed) for seed in range(3)])
     wanted = r"3 flows of \d+ numbers takes about .*1 MB are available.*`save_params`"

@@ -10,7 +10,14 @@ import oracles
 import pytest
 
 import gradflow
-from gradflow import Flow, FlowError, MarkovChain, OneLayerTransformer, Problem
+from gradflow import (
+    Flow,
+    FlowError,
+    MarkovChain,
+    OneLayerTransformer,
+    Problem,
+    Training,
+)
 
 CURVATURES = np.array([0.5, 2.0])
 START = {"w": np.array([1.0, -2.0])}
@@ -209,13 +216,16 @@ def test_stages_plots_and_files_work_unchanged(reference_flow, descents, tmp_pat
         panels[1].lines[0].get_ydata(), compared.distance[compared.ts > 0]
     )
 
-    loaded = Flow.load(training.save(tmp_path / "training.npz"))
+    loaded = Training.load(training.save(tmp_path / "training.npz"))
     assert str(loaded) == str(training)
-    assert loaded.settings == training.settings
+    assert loaded.learning_rates == training.learning_rates
+    assert loaded.t1 == training.t1
+    with pytest.raises(gradflow.RunFileError, match=r"gradflow\.Training\.load"):
+        Flow.load(tmp_path / "training.npz")
     for t in (0.05, 33.3, float(training.ts[7])):
         np.testing.assert_array_equal(loaded.at(t).W0, training.at(t).W0)
     assert training.to_xarray()["loss"].dims == ("time",)
-    with pytest.raises(ValueError, match="training cannot be integrated again"):
+    with pytest.raises(ValueError, match="training run cannot be re-integrated"):
         gradflow.converged(training)
 
 
@@ -299,9 +309,18 @@ def test_default_saved_steps_are_geometric():
         ({"optimiser": float("nan")}, "`optimiser` must be a positive number, got nan"),
         ({"optimiser": True}, "`optimiser` must be a learning rate, an optax"),
         ({"optimiser": "adam"}, "`optimiser` must be a learning rate.*got 'adam'"),
-        ({"optimiser": optax.sgd}, "`learning_rate` must be given for an `optimiser`"),
-        ({"optimiser": optax.sgd(0.1)}, "`learning_rate` must be given, as the clock"),
-        ({"optimiser": optax.lbfgs()}, "`learning_rate` must be given, as the clock"),
+        (
+            {"optimiser": optax.sgd},
+            "`learning_rate` must be given if `optimiser` is a function",
+        ),
+        (
+            {"optimiser": optax.sgd(0.1)},
+            "`learning_rate` must be given: time is the sum",
+        ),
+        (
+            {"optimiser": optax.lbfgs()},
+            "`learning_rate` must be given: time is the sum",
+        ),
         ({"learning_rate": 0.1}, "`learning_rate` must be None where `optimiser`"),
         (
             {"optimiser": optax.sgd, "learning_rate": -1.0},
@@ -321,19 +340,19 @@ def test_default_saved_steps_are_geometric():
         ),
         (
             {"optimiser": bowl, "learning_rate": 0.1},
-            "`optimiser` must make an optax optimiser of a learning rate, but failed",
+            "`optimiser` must map a learning rate to an optax optimiser, but it failed",
         ),
         ({"steps": 0}, "`steps` must be a whole number of at least 1, got 0"),
         ({"steps": 2.5}, "`steps` must be a whole number of at least 1, got 2.5"),
-        ({"saved": [0, 21]}, "`saved` must be whole numbers of steps from 0 to"),
-        ({"saved": [0.5]}, "`saved` must be whole numbers of steps from 0 to"),
+        ({"saved": [0, 21]}, "`saved` must list steps from 0 to"),
+        ({"saved": [0.5]}, "`saved` must list steps from 0 to"),
         ({"saved": [3, 2]}, "`saved` must increase strictly, but is not sorted"),
         ({"seed": -1}, "`seed` must be a whole number"),
-        ({"problem": 3}, "`problem` must be a callable on parameters, got int"),
-        ({"problem": lambda p: p["w"]}, "`problem` must return a real scalar"),
+        ({"problem": 3}, "`loss` must be a callable on parameters, got int"),
+        ({"problem": lambda p: p["w"]}, "`loss` must return a real scalar"),
         (
             {"problem": lambda p: jnp.log(jnp.sum(p["w"]))},
-            "`problem` must be finite at `params`",
+            "`loss` and its gradient must be finite at `params`",
         ),
         ({"params": {"w": np.array([np.inf, 1])}}, "`params.w` must be finite"),
         ({"observables": ["speeed"]}, "`observables` must name observables"),
@@ -344,7 +363,7 @@ def test_default_saved_steps_are_geometric():
                     MarkovChain.sticky([0.6, 0.4], 0.5), 3, 2
                 )
             },
-            "`problem` must be a gradflow.Problem to train its model.*got function",
+            "`loss` must be a gradflow.Problem to train its model.*got function",
         ),
     ],
 )
