@@ -1,8 +1,8 @@
-"""Token sequences of finite length, drawn afresh: what discrete training sees.
+"""Samplers: batches of token sequences, drawn afresh for each training step.
 
-A sampler draws batches inside compiled code, and its loss is that of a Transformer's
-forward pass on the drawn tokens. It shares nothing with the populations, which list
-contexts with their probabilities, and so is a check of them.
+A sampler draws batches inside compiled code, and its loss comes from a Transformer's
+forward pass on the drawn tokens. It shares no code with the populations, which list
+contexts with their probabilities, and therefore checks them.
 """
 
 from abc import abstractmethod
@@ -17,15 +17,19 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
 from .._core import checks
 from .._core.checks import Checked
+from .._core.compiled import jit
 from ..chains import HighOrderChain, MarkovChain
 from ..populations import start_law
 
 LISTED = 2**16
-"""Contexts up to which sequences start by the exact stationary law of their list."""
+"""The largest number of contexts for which sequences start from the exact stationary
+distribution over their list."""
 BANK_SEQUENCES, BANK_WINDOWS = 256, 64
-"""Of a chain with more contexts: so many sequences, so many windows of each."""
+"""For a chain with more contexts: the number of sequences, and of windows from each,
+that the first window is drawn from."""
 FORGOTTEN = 50
-"""After how many times its order such a chain has forgotten its start."""
+"""The number of steps, in units of its order, after which such a chain has forgotten
+its start."""
 
 Positions = Literal["last", "all"]
 
@@ -40,36 +44,37 @@ class AbstractSampler(eqx.Module):
     batch: AbstractVar[int]
     """How many sequences are drawn at once."""
     positions: AbstractVar[Positions]
-    """Whether the token after all s tokens is predicted, or that after each position
-    that the model can predict from."""
+    """Whether only the token after all s tokens is predicted, or the one after each
+    position that the model can predict from."""
 
     @abstractmethod
     def draw(self, key: PRNGKeyArray) -> Int[Array, "batch tokens"]:
-        """Sequences of s tokens and the one after them."""
+        """Draw sequences of s tokens and the one that follows."""
 
     def loss(self, model: Any, params: PyTree, key: PRNGKeyArray) -> Float[Array, ""]:
-        """The mean of -log softmax(logits)_y over the predictions of one batch, y the
-        token that came next."""
+        """The mean of -log softmax(logits)_y over the predictions of one batch, where y
+        is the token that followed."""
         tokens = self.draw(key)
         logits = jax.vmap(lambda s: model.sequence_logits(params, s, self.positions))(
             tokens[:, :-1]
         )
         _, predictions, d = logits.shape
         came = jax.nn.one_hot(tokens[:, -predictions:], d, dtype=logits.dtype)
-        # A product, as the transpose of indexing is a serial scatter.
+        # A product, because the transpose of indexing is a serial scatter.
         return -jnp.mean(jnp.sum(came * jax.nn.log_softmax(logits), axis=-1))
 
 
 class SequenceSampler(AbstractSampler):
-    """Sequences of a chain, started in its stationary law."""
+    """Sequences of a chain, by default from its stationary distribution."""
 
     chain: MarkovChain | HighOrderChain
     starts: Int[np.ndarray, "starts order"]
     """The tokens that a sequence may start with, the latest first."""
     start_cumulative: Float[np.ndarray, " starts"]
     step_table: Float[np.ndarray, "order d d"]
-    """Of a Markov chain, each row of P summed up; of one of high order, what the token
-    at each lag adds to the logits of the next."""
+    """For a Markov chain, the cumulative sums of each row of P; for one of high order,
+    the contribution of the token at each lag to the logits of the next."""
+    vocabulary: int = eqx.field(static=True)
     length: int = eqx.field(static=True)
     batch: int = eqx.field(static=True)
     positions: Positions = eqx.field(static=True)
@@ -86,14 +91,15 @@ class SequenceSampler(AbstractSampler):
         """**Arguments:**
 
         - `chain`: a [`MarkovChain`][] or a [`HighOrderChain`][].
-        - `length`: the number s of tokens in a context; the order of a chain at least.
-        - `batch`: how many sequences make one gradient.
+        - `length`: the number s of tokens in a context, at least the chain's order.
+        - `batch`: the number of sequences in one gradient.
         - `positions`: `"last"` predicts the token after s tokens; `"all"` averages over
             the predictions at all positions, causally, as in language-model training.
-        - `start`: the law of a Markov chain's first token: `"stationary"`, `"uniform"`
-            or an array. A chain of high order is stationary: its first window is drawn
-            from the stationary law of all contexts or, where these are more than
-            65,536, from 16,384 windows of sequences that have forgotten their start.
+        - `start`: the distribution of a Markov chain's first token: `"stationary"`,
+            `"uniform"` or an array. A chain of high order is stationary: its first
+            window is drawn from the stationary distribution over all contexts or, if
+            there are more than 65,536, from 16,384 windows of sequences that have
+            forgotten their start.
         """
         self.length = checks.whole_number("length", length)
         self.batch = checks.whole_number("batch", batch)
@@ -121,10 +127,7 @@ class SequenceSampler(AbstractSampler):
                 "`chain` must be a gradflow.MarkovChain or a gradflow.HighOrderChain, "
                 f"got {type(chain).__name__}."
             )
-
-    @property
-    def vocabulary(self) -> int:
-        return self.chain.size
+        self.vocabulary = chain.size
 
     def draw(self, key: PRNGKeyArray) -> Int[Array, "batch tokens"]:
         start, walk = jax.random.split(key)
@@ -148,12 +151,12 @@ class SequenceSampler(AbstractSampler):
 
 
 class TextSampler(AbstractSampler):
-    """Random windows of real text, each place of it as likely as any other."""
+    """Random windows of real text, each place equally likely."""
 
     tokens: Int[np.ndarray, " tokens"]
     """All sequences, one after the other."""
     places: Int[np.ndarray, " places"]
-    """Where a window may begin: none reaches from one sequence into the next."""
+    """Where a window may begin: windows do not cross from one sequence to the next."""
     vocabulary: int = eqx.field(static=True)
     length: int = eqx.field(static=True)
     batch: int = eqx.field(static=True)
@@ -171,11 +174,11 @@ class TextSampler(AbstractSampler):
         """**Arguments:**
 
         - `sequences`: tokens, numbered from zero, as `corpora.Vocabulary.encode` makes
-            them: one sequence, or a list of several, or an array with one in each row.
+            them: one sequence, a list of several, or an array with one in each row.
         - `length`: the number s of tokens in a context.
-        - `batch`: how many windows make one gradient.
-        - `vocabulary`: the number of tokens d; by default as many as there must be.
-        - `positions`: as of a [`SequenceSampler`][].
+        - `batch`: the number of windows in one gradient.
+        - `vocabulary`: the number of tokens d; by default the smallest possible.
+        - `positions`: as for a [`SequenceSampler`][].
         """
         self.length = checks.whole_number("length", length)
         self.batch = checks.whole_number("batch", batch)
@@ -184,8 +187,8 @@ class TextSampler(AbstractSampler):
         sizes = np.array([len(piece) for piece in pieces])
         if sizes.max() <= self.length:
             raise ValueError(
-                f"`sequences` must hold {self.length} tokens and one after them for "
-                f"`length` = {self.length}, got at most {sizes.max()}."
+                f"`sequences` must contain {self.length} tokens and a following one "
+                f"for `length` = {self.length}, got at most {sizes.max()} tokens."
             )
         seen = 1 + max(int(piece.max()) for piece in pieces if len(piece))
         d = max(seen, 2) if vocabulary is None else vocabulary
@@ -220,12 +223,12 @@ def _checked_positions(value: Any) -> Positions:
 
 def _cumulative(law: Float[np.ndarray, "*rows d"]) -> Float[np.ndarray, "*rows d"]:
     sums = np.cumsum(law, axis=-1)
-    # So that the last is one in spite of rounding, and no draw lies beyond it.
+    # The last must be one in spite of rounding, so that no draw lies beyond it.
     return sums / sums[..., -1:]
 
 
 def _inverse(cumulative: Any, uniform: Float[Array, "..."]) -> Int[Array, "..."]:
-    """The index that a number from [0, 1) falls on."""
+    """The index that a number in [0, 1) selects."""
     return jnp.searchsorted(jnp.asarray(cumulative), uniform, side="right")
 
 
@@ -236,7 +239,7 @@ def _walk(
     key: PRNGKeyArray,
     steps: int,
 ) -> Int[Array, "batch steps"]:
-    """The next `steps` tokens after each window, whose latest token stands first."""
+    """The next `steps` tokens after each window, whose latest token comes first."""
     table = jnp.asarray(table)
     order = table.shape[0]
 
@@ -256,7 +259,7 @@ def _walk(
     return jax.lax.scan(step, windows, uniform)[1].T
 
 
-_compiled_walk = eqx.filter_jit(_walk)
+_compiled_walk = jit(_walk)
 
 
 def _stationary_windows(

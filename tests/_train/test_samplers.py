@@ -287,7 +287,10 @@ def test_drawn_contexts_estimate_the_loss_on_all(cases, deep, tmp_path):
             lambda c, h: SequenceSampler(h, 4, 2, start="uniform"),
             "`start` must be 'stationary' for a HighOrderChain, got 'uniform'",
         ),
-        (lambda c, h: TextSampler([0, 1], 2, 2), "`sequences` must hold 2 tokens and"),
+        (
+            lambda c, h: TextSampler([0, 1], 2, 2),
+            "`sequences` must contain 2 tokens and",
+        ),
         (
             lambda c, h: TextSampler([0, 1, 2, 3], 2, 2, vocabulary=3),
             "`vocabulary` must be a whole number of at least 4, got 3",

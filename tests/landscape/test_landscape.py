@@ -536,7 +536,7 @@ REFUSED = [
     (lambda f: f(bowl, np.array([1.0, np.nan])), "`params` must be finite"),
     (lambda f: f(bowl, np.array([1, 2])), "`params` must be a floating array, got"),
     (lambda f: f(bowl, {"a": np.ones(2), "b": 3}), "`params.b` must be a floating"),
-    (lambda f: f(bowl, {}), "`params` must hold at least one number"),
+    (lambda f: f(bowl, {}), "`params` must contain at least one number"),
     (lambda f: f(lambda x: x, np.ones(2)), "`loss` must return a real scalar"),
     (lambda f: f(lambda x: 1j * x[0], np.ones(2)), "`loss` must return a real scalar"),
     (lambda f: f(None, np.ones(2)), "`loss` must be a callable"),
