@@ -14,7 +14,6 @@ from jaxtyping import Array, Float, PyTree
 
 import gradflow
 from gradflow._core.ravel import Ravel
-from gradflow.problems._descent import is_euclidean, velocity_of
 
 SAVED_TIMES = 200
 FIRST_TIME = 1e-4
@@ -28,13 +27,13 @@ class VectorField(eqx.Module):
     """f(y) = -∇L(y), or what it is in the loss's own metric, on the flat state: what
     every solver is given."""
 
-    loss: Callable[[PyTree], Any]
+    loss: gradflow.AbstractLoss
     ravel: Ravel = eqx.field(static=True)
 
     def __call__(self, y: Float[Array, " n"]) -> Float[Array, " n"]:
         params = self.ravel.unravel(y)
         gradient = jax.grad(self.loss)(params)
-        return self.ravel.ravel(velocity_of(self.loss, params, gradient))
+        return self.ravel.ravel(self.loss.velocity(params, gradient))
 
     def product(
         self, y: Float[Array, " n"], v: Float[Array, " n"]
@@ -54,7 +53,7 @@ class Flow:
 
     name: str
     title: str
-    loss: Callable[[PyTree], Any]
+    loss: gradflow.AbstractLoss
     init: Callable[[int], PyTree]
     t1: float
     exact: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None
@@ -64,8 +63,8 @@ class Flow:
 
     @property
     def symmetric(self) -> bool:
-        """Whether the Jacobian is."""
-        return is_euclidean(self.loss)
+        """Whether the Jacobian is symmetric."""
+        return self.loss.is_euclidean
 
     @property
     def ts(self) -> Float[np.ndarray, " times"]:
@@ -83,7 +82,7 @@ class Flow:
         return np.array(self.field.ravel.ravel(self.init(seed)))
 
 
-class Quadratic(eqx.Module):
+class Quadratic(gradflow.AbstractLoss):
     """L(y) = ½ yᵀ Q diag(λ) Q y with the reflection Q = I - 2uuᵀ, so that no entry of
     y is an eigenvector's. Its flow is y(t) = Q exp(-λt) Q y(0)."""
 

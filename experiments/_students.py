@@ -82,7 +82,6 @@ class StudentWatch(eqx.Module):
         A = _centred(A)
         inner = jnp.einsum("kyx,jyx->kj", _centred(params.V), A)
         names = (
-            "loss",
             "attention",
             "attention_to_blocks",
             "pattern_shares",
@@ -90,8 +89,11 @@ class StudentWatch(eqx.Module):
             "ladder",
             "head_overlap",
         )
-        seen = {name: known[name](params) for name in names}
-        return {**seen, "values": inner / jnp.sum(A**2, axis=(1, 2))[None, :]}
+        return {
+            "loss": self.problem(params),
+            **{name: known[name](params) for name in names},
+            "values": inner / jnp.sum(A**2, axis=(1, 2))[None, :],
+        }
 
 
 def _centred(matrices: Any) -> Any:

@@ -33,6 +33,7 @@ import jax.numpy as jnp
 import numpy as np
 from _closed_forms import first_rate, velocity
 from _common import (
+    COLOURS,
     REFERENCE_LAW,
     REFERENCE_STICKINESS,
     Claim,
@@ -45,7 +46,6 @@ from _common import (
 from matplotlib.figure import Figure
 
 import gradflow
-from gradflow.plotting._common import COLOURS
 
 AFTERWARDS = 20.0
 """How long to go on once growth at rate μ alone would have brought W0 to size one."""

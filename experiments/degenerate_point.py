@@ -30,13 +30,12 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from _common import Claim, Measurement, run, slope, sticky_problem
+from _common import COLOURS, Claim, Measurement, run, slope, sticky_problem
 from _rank_one import gradients, of_M_and_Phi, orbit
 from matplotlib.figure import Figure
 
 import gradflow
 from gradflow.landscape import CriticalPoint, hessian_spectrum
-from gradflow.plotting._common import COLOURS
 
 STICKINESS = 0.5
 SETTLED = 1500.0

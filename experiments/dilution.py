@@ -31,14 +31,13 @@ it is nearest to the manifold. They have *parted* when it exceeds 1 %.
 from typing import Any, NamedTuple
 
 import numpy as np
-from _common import REFERENCE_LAW, Claim, Measurement, reference_problem, run
+from _common import COLOURS, REFERENCE_LAW, Claim, Measurement, reference_problem, run
 from _rank_one import SOLVER, Gradients, gradients, orbit, rate_across
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 import gradflow
 from gradflow.landscape import hessian_spectrum
-from gradflow.plotting._common import COLOURS
 
 SCALE = 1e-6
 FITTED = (1e-4, 1e-2)

@@ -50,6 +50,7 @@ from _closed_forms import (
     velocity,
 )
 from _common import (
+    COLOURS,
     REFERENCE_LAW,
     Claim,
     Measurement,
@@ -63,7 +64,6 @@ from matplotlib.figure import Figure
 
 import gradflow
 from gradflow.landscape import Spectrum, hessian_spectrum
-from gradflow.plotting._common import COLOURS
 
 FINEST = 1e-6
 LEAST_FREQUENCY = 0.01

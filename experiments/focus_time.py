@@ -25,13 +25,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from _closed_forms import FirstSaddle, first_rate
-from _common import Claim, Measurement, reference_problem, run
+from _common import COLOURS, Claim, Measurement, reference_problem, run
 from matplotlib.figure import Figure
 from phase_diagrams import maxima
 from scipy import special, stats
 
 import gradflow
-from gradflow.plotting._common import COLOURS
 
 SCALES = (1e-3, 1e-4, 1e-5, 1e-6, 1e-7)
 WIDTH, BLOCK, TIMES, RTOL = 10, 100, 1200, 1e-7

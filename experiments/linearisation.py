@@ -29,13 +29,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from _closed_forms import DistanceToFirstSaddle, FirstSaddle, first_rate
-from _common import REFERENCE_LAW, Claim, Measurement, reference_problem, run, slope
+from _common import (
+    COLOURS,
+    REFERENCE_LAW,
+    Claim,
+    Measurement,
+    reference_problem,
+    run,
+    slope,
+)
 from jaxtyping import Array
 from matplotlib.figure import Figure
 
 import gradflow
 from gradflow.landscape import linearised_flow
-from gradflow.plotting._common import COLOURS
 
 NEAR = 0.1
 """r, relative to ‖θ¹‖."""

@@ -50,11 +50,11 @@ class Direction(NamedTuple):
 
     stage: str
     observable: str
-    index: int
+    component: int
     power: float
 
     def size(self, observables: dict[str, Any]) -> np.ndarray:
-        return np.asarray(observables[self.observable])[:, self.index] ** self.power
+        return np.asarray(observables[self.observable])[:, self.component] ** self.power
 
 
 DIRECTIONS = (

@@ -134,8 +134,11 @@ def draw(measurement: Measurement) -> Figure:
     maps, clouds = below.subplots(2, len(times), height_ratios=[1, 1.1])
     labels = flow.problem.population.chain.labels
     tokens = range(len(labels))
+    images = [
+        ax.imshow(weights, vmin=0, vmax=1, cmap="viridis")
+        for ax, weights in zip(maps, attention, strict=True)
+    ]
     for i, stage in enumerate(stages):
-        image = maps[i].imshow(attention[i], vmin=0, vmax=1, cmap="viridis")
         cycle = f" {stage.cycle}" if stage.cycle else ""
         maps[i].set_title(
             f"({'cdefghi'[i]}) {stage.name}{cycle}\n$t$ = {times[i]:.0f}", fontsize=9
@@ -161,7 +164,7 @@ def draw(measurement: Measurement) -> Figure:
     clouds[len(times) // 2].set_xlabel(
         "embeddings: first principal direction of the final $W_0$", fontsize="small"
     )
-    below.colorbar(image, ax=list(maps), pad=0.01, aspect=12, label="attention")
+    below.colorbar(images[-1], ax=list(maps), pad=0.01, aspect=12, label="attention")
     below.legend(
         *clouds[0].get_legend_handles_labels(),
         title="token",
