@@ -43,7 +43,7 @@ def test_every_solver_has_rows_or_a_reason(outcome: tuple[str, dict]):
         assert f"{note['solver']}: {note['reason']}" in printed
 
 
-def test_errors_fall_with_the_tolerance_and_reach_what_is_asked_for(
+def test_errors_fall_with_the_tolerance_and_reach_the_requested_one(
     outcome: tuple[str, dict],
 ):
     _, written = outcome
