@@ -85,6 +85,6 @@ class DistanceToFirstSaddle(eqx.Module):
         return jnp.sqrt(sum(jnp.sum(x**2) for x in parts))
 
 
-def velocity(problem: Any, params: Any) -> Any:
+def velocity(problem: gradflow.Problem, params: Any) -> Any:
     """θ̇ = -∇L(θ)."""
     return jax.tree.map(jnp.negative, jax.grad(problem)(params))

@@ -48,7 +48,9 @@ class Target(NamedTuple):
         """½Σ_{j > k} ‖A_j‖², the loss that remains when k patterns are known."""
         return float(0.5 * np.sum(self.sizes[k:] ** 2))
 
-    def problem(self, geometry: Geometry, heads: int = 3) -> Any:
+    def problem(
+        self, geometry: Geometry, heads: int = 3
+    ) -> gradflow.TensorFactorisation:
         return gradflow.TensorFactorisation(self.G, heads, geometry)
 
 

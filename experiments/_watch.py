@@ -7,7 +7,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 import gradflow
 
@@ -64,12 +64,12 @@ class Watched(NamedTuple):
         """The largest d log s₁/dt along the flow."""
         return float(np.max(self.seen["condensation_rate"]))
 
-    def within(self, start: float, end: float) -> Any:
+    def within(self, start: float, end: float) -> Bool[np.ndarray, " steps"]:
         """A mask of the steps between two times."""
         return (self.ts >= start) & (self.ts <= end)
 
     @property
-    def rest(self) -> Any:
+    def rest(self) -> gradflow.Plateau | None:
         """The plateau near θ¹, which is the flow's first one apart from its start; None
         if there is none."""
         between = [p for p in self.stages.plateaus if 0 < p.slowest < self.ts[-1]]
@@ -83,9 +83,16 @@ class Watched(NamedTuple):
         return float(self.seen[name][np.searchsorted(self.ts, self.rest.slowest)])
 
     @property
-    def first_focus(self) -> Any:
+    def first_focus(self) -> gradflow.Stage | None:
         """The first stage of focus or anti-focus, or None."""
         return next((s for s in self.stages if s.name.endswith("focus")), None)
+
+    @property
+    def focus(self) -> gradflow.Stage:
+        """The first stage of focus or anti-focus, which must exist."""
+        if self.first_focus is None:
+            raise RuntimeError(f"The flow has no focus:\n{self.stages}")
+        return self.first_focus
 
     @property
     def focus_rate(self) -> float:

@@ -44,7 +44,7 @@ class Law(NamedTuple):
 
     @staticmethod
     def of_reference() -> "Law":
-        problem: Any = reference_problem(WIDTH)
+        problem = reference_problem(WIDTH)
         chain = problem.population.chain
         rates = np.array([first_rate(chain.stationary), FirstSaddle.of(chain).kappa])
         variance = special.polygamma(1, WIDTH / 2) / 4

@@ -102,7 +102,7 @@ KAPPA = {
 class Deviation(eqx.Module):
     """δ."""
 
-    problem: Any
+    problem: gradflow.TensorFactorisation
 
     def __call__(self, params: Any) -> Float[Array, ""]:
         return _largest(_log_attention(self.problem, params))
@@ -111,13 +111,15 @@ class Deviation(eqx.Module):
 class Excess(eqx.Module):
     """δ minus its value at separation."""
 
-    problem: Any
+    problem: gradflow.TensorFactorisation
 
     def __call__(self, params: Any) -> Float[Array, ""]:
         return Deviation(self.problem)(params) - APART
 
 
-def _log_attention(problem: Any, params: Any) -> Float[Array, " heads"]:
+def _log_attention(
+    problem: gradflow.TensorFactorisation, params: Any
+) -> Float[Array, " heads"]:
     """The log attention of each head on the position of pattern 2."""
     return jnp.log(problem.attention(params)[:, 1])
 
@@ -127,7 +129,9 @@ def _largest(z: Float[Array, " heads"]) -> Float[Array, ""]:
 
 
 @eqx.filter_jit
-def _linear_deviation(problem: Any, params: Any, delta: Any) -> Float[Array, " times"]:
+def _linear_deviation(
+    problem: gradflow.TensorFactorisation, params: Any, delta: Any
+) -> Float[Array, " times"]:
     """δ of the linearisation at each time."""
 
     def of_one(params: Any, delta: Any) -> Float[Array, ""]:
@@ -221,7 +225,7 @@ def measure(quick: bool) -> Measurement:
 def _separation(
     target: Target, geometry: Geometry, scale: float, points: int
 ) -> Separation:
-    problem: Any = target.problem(geometry, HEADS)
+    problem = target.problem(geometry, HEADS)
     one = gradflow.SymmetricHeads(problem)
     start = problem.init(seed=0, scale=scale)
     until = LONGEST[geometry]
@@ -255,7 +259,7 @@ def _reaches(ts: np.ndarray, size: np.ndarray) -> float:
 
 
 def _symmetric(target: Target, geometry: Geometry, until: float) -> Symmetric:
-    problem: Any = target.problem(geometry, HEADS)
+    problem = target.problem(geometry, HEADS)
     one = gradflow.SymmetricHeads(problem)
     start = one.init(seed=0, scale=1e-3)
     ts = np.append(0.0, np.geomspace(0.1, until, 200))
@@ -281,7 +285,7 @@ def _lowest_eigenvalues(
     target: Target, times: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """The lowest eigenvalues of ∇²L along the symmetric flow in scores, and -λ."""
-    problem: Any = target.problem("scores", HEADS)
+    problem = target.problem("scores", HEADS)
     one = gradflow.SymmetricHeads(problem)
     reference = gradflow.integrate(
         one, one.init(seed=0, scale=0.0), float(times[-1]), observables=()

@@ -143,13 +143,15 @@ def _flow(target: Target, geometry: Geometry) -> gradflow.Flow:
     )
 
 
-def _field_error(whole: Any, flow: gradflow.Flow, basis: np.ndarray) -> float:
+def _field_error(
+    whole: gradflow.TensorFactorisation, flow: gradflow.Flow, basis: np.ndarray
+) -> float:
     """The difference between the velocities of both forms, at some states of the
     flow."""
 
     @eqx.filter_jit
-    def velocity(problem: Any, params: Any) -> Any:
-        return problem.steepest_descent(params, jax.grad(problem)(params))
+    def velocity(problem: gradflow.AbstractLoss, params: Any) -> Any:
+        return problem.velocity(params, jax.grad(problem)(params))
 
     def lifted(params: Any) -> Any:
         return eqx.tree_at(lambda p: p.V, params, params.V @ basis.T)
@@ -157,7 +159,7 @@ def _field_error(whole: Any, flow: gradflow.Flow, basis: np.ndarray) -> float:
     errors = []
     for i in range(0, len(flow.ts), 20):
         here = jax.tree.map(lambda x, i=i: jnp.asarray(x[i]), flow.params)
-        short, full = velocity(flow.problem, here), velocity(whole, lifted(here))
+        short, full = velocity(flow.knowledge, here), velocity(whole, lifted(here))
         a, b = (ravel_pytree(v)[0] for v in (lifted(short), full))
         errors.append(float(jnp.linalg.norm(a - b)))
     return max(errors) / float(np.linalg.norm(flow.final.V))

@@ -29,6 +29,8 @@ from _common import Claim, Measurement, reference_problem, run
 from _watch import follow
 from matplotlib.figure import Figure
 
+import gradflow
+
 HORIZON = 3e4
 OFF = 0.1
 SEEDS = (0, 1, 2)
@@ -103,7 +105,7 @@ def measure(quick: bool) -> Measurement:
     return Measurement(claims, numbers, (rows, ends, off), text)
 
 
-def _row(problem: Any, scale: float, seed: int) -> dict[str, Any]:
+def _row(problem: gradflow.Problem, scale: float, seed: int) -> dict[str, Any]:
     w = follow(problem, scale=scale, t1=HORIZON, seed=seed)
     focus = w.first_focus
     phi = float("nan")

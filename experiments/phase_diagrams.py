@@ -164,7 +164,7 @@ def _law(frequency: float) -> np.ndarray:
     return np.append(frequency, (1 - frequency) * OTHERS)
 
 
-def _chain(problem: Any) -> gradflow.MarkovChain:
+def _chain(problem: gradflow.Problem) -> gradflow.MarkovChain:
     return problem.population.chain
 
 

@@ -52,17 +52,17 @@ def measure(quick: bool) -> Measurement:
     times = np.array([s.start + 0.75 * (s.end - s.start) for s in stages])
     attention = flow.observe(problem.observables["attention"], times)
     embeddings = np.asarray(flow.at(times).W0) @ _plane(flow)
-    focus = watched.first_focus
     first_cycle = [stage for stage in stages if stage.cycle == 1]
-    during = np.linspace(focus.start, first_cycle[-1].end, 2000)
+    during = np.linspace(watched.focus.start, first_cycle[-1].end, 2000)
     to_frequent = flow.observe(problem.observables["attention"], during)[:, :, 0]
     final = float(flow.loss[-1])
-    small_focus = small.first_focus
-    inside = small.within(small_focus.start, small_focus.end)
+    inside = small.within(small.focus.start, small.focus.end)
+    plateau = small.rest
+    assert plateau is not None
     claims = [
         Claim("cycles (at least)", 2, cycles, 0),
         Claim("stages in the predicted order", len(expected), in_order, 0),
-        Claim("loss on the plateau of θ¹, H(π)", theta1.loss, small.rest.loss, 1e-5),
+        Claim("loss on the plateau of θ¹, H(π)", theta1.loss, plateau.loss, 1e-5),
         Claim("rate of condensation", origin.rate, small.condensation_rate, 1e-3),
         Claim("rate of focus, κ", theta1.rate, small.focus_rate, 5e-3),
         Claim("W0 ∥ παᵀ on that plateau", 1.0, small.at_rest("condensation"), 1e-4),
@@ -84,7 +84,7 @@ def measure(quick: bool) -> Measurement:
             "scale": SMALL_SCALE,
             "names": small.stages.names,
             "boundaries": small.stages.boundaries,
-            "plateau_loss": small.rest.loss,
+            "plateau_loss": plateau.loss,
             "condensation_rate": small.condensation_rate,
             "focus_rate": small.focus_rate,
         },

@@ -97,12 +97,12 @@ class Approach(eqx.Module):
     """Measurements at parameters θ: D_k and dD_k/dt for each k, the loss, and the
     shares of the patterns."""
 
-    problem: Any
+    problem: gradflow.TensorFactorisation
     solutions: Float[np.ndarray, "patterns features positions"]
 
     def __call__(self, params: Any) -> dict[str, Array]:
         gradient = jax.grad(self.problem)(params)
-        velocity = self.problem.steepest_descent(params, gradient)
+        velocity = self.problem.velocity(params, gradient)
 
         def distances(params: Any) -> Float[Array, " patterns"]:
             found = params.V.T @ self.problem.attention(params)
@@ -113,14 +113,15 @@ class Approach(eqx.Module):
         return {
             "distance": distance,
             "rate": rate,
-            "loss": self.problem(params),
-            "shares": jnp.sum(shares, axis=0),
+            "loss": jnp.asarray(self.problem(params)),
+            "shares": jnp.sum(jnp.asarray(shares), axis=0),
         }
 
 
 class Run(NamedTuple):
     """A flow, and an `Approach` at the times `ts`."""
 
+    problem: gradflow.TensorFactorisation
     flow: gradflow.Flow
     solutions: Float[np.ndarray, "patterns features positions"]
     """G_1, G_2, G_3."""
@@ -134,7 +135,8 @@ def _follow(target: Target, geometry: Geometry, heads: int, until: float) -> Run
     flow = gradflow.integrate(problem, start, until, rtol=RTOL, observables=())
     solutions = np.stack([target.known(k) for k in range(1, PATTERNS + 1)])
     ts = np.geomspace(0.3, until, 1000)
-    return Run(flow, solutions, ts, flow.observe(Approach(problem, solutions), ts))
+    seen = flow.observe(Approach(problem, solutions), ts)
+    return Run(problem, flow, solutions, ts, seen)
 
 
 def prefactor(target: Target, S: Float[np.ndarray, "k k"], geometry: Geometry) -> float:
@@ -229,7 +231,7 @@ def measure(quick: bool) -> Measurement:
 
 
 def _law(target: Target, geometry: Geometry, run: Run) -> Law:
-    problem: Any = run.flow.problem
+    problem = run.problem
     k, n = problem.heads, POWER[geometry]
     S = np.asarray(problem.attention(run.flow.final))[:, :k]
     late = run.ts >= 0.1 * run.ts[-1]
@@ -253,7 +255,7 @@ def _plateaus(run: Run, stages: gradflow.Stages) -> list[Plateau]:
 
 
 def _plateau(run: Run, k: int, start: float, end: float) -> Plateau:
-    watch = Approach(run.flow.problem, run.solutions)
+    watch = Approach(run.problem, run.solutions)
     ts = np.geomspace(start, end, 400)
     seen = run.flow.observe(watch, ts)
     least = int(np.argmin(seen["distance"][:, k]))

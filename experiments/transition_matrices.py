@@ -76,9 +76,9 @@ def signed_kappa(chain: MarkovChain) -> float:
 def examine(name: str, chain: MarkovChain) -> Case:
     problem = chain_problem(chain)
     watched = follow(problem, scale=SCALE, t1=HORIZON)
-    end = watched.first_focus.end
+    end = watched.focus.end
     larger = follow(problem, scale=LARGER_SCALE, t1=2 * end)
-    slope = (end - larger.first_focus.end) / math.log(LARGER_SCALE / SCALE)
+    slope = (end - larger.focus.end) / math.log(LARGER_SCALE / SCALE)
     attention = watched.flow.observe(problem.observables["attention"], [end])[0]
     return Case(name, signed_kappa(chain), watched, slope, float(attention[0, 0]))
 
@@ -91,7 +91,7 @@ def measure(quick: bool) -> Measurement:
     claims, numbers = [], {}
     for case in cases:
         name, w, sign = case.name, case.watched, math.copysign(1.0, case.kappa)
-        chain, focus = every[name], w.first_focus
+        chain, focus = every[name], w.focus
         inside = w.within(focus.start, focus.end)
         phi = w.seen["phi"][inside]
         turned = float(phi[np.argmax(sign * phi)])
