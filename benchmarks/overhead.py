@@ -36,14 +36,15 @@ from _timing import (
 from jaxtyping import Array, Float, Int
 
 import gradflow
+from gradflow._core.compiled import compiled
 from gradflow._core.ravel import Ravel
-from gradflow._integrate import _solve
-from gradflow._stepping import _record, _segments
+from gradflow._integrate import _run
+from gradflow._stepping import Equation, _record
 
 TARGETS = {"auto": 1.6}
 OTHER_TARGET = 1.5
 PARTS = {
-    "solver": (_solve, "advance"),
+    "solver": (_run, "advance"),
     "certificate": (_record, "balance"),
     "snapshots": (_record.Watch, "snapshots"),
 }
@@ -101,7 +102,7 @@ class Reference:
         params = problem.init(seed=0, scale=1e-3)
         ravel = Ravel.of(params)
         unused: Any = None
-        self.equation = _segments.Equation(problem, ravel, unused, unused, unused)
+        self.equation = Equation(problem, ravel, unused, unused, unused)
         self.y0 = ravel.ravel(params)
         self.pieces, self.count = pieces, count
 
@@ -129,12 +130,12 @@ def _all_evaluations(flow: gradflow.Flow) -> int:
 
 def _in_one_thread(function: Any) -> Any:
     """`function`, compiled with the options of a solve of this size."""
-    return _segments.compiled(function, one_thread=True)
+    return compiled(function, one_thread=True)
 
 
 @_in_one_thread
 def _evaluations(
-    equation: _segments.Equation,
+    equation: Equation,
     y: Float[Array, " n"],
     step: Float[Array, ""],
     count: Int[Array, ""],

@@ -29,7 +29,7 @@ import gradflow
 from gradflow import OneLayerParameters
 from gradflow._core.compiled import compiled
 from gradflow._core.ravel import Ravel
-from gradflow._stepping._segments import Equation
+from gradflow._stepping import Equation
 from gradflow.solvers import resolve
 
 WIDTH = 64

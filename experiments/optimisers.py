@@ -67,10 +67,10 @@ DIRECTIONS = (
 WATCHED = ("singular_values_W0", "singular_values_QK")
 
 
-class Training(NamedTuple):
+class Run(NamedTuple):
     optimiser: str
     seed: int
-    flow: gradflow.Flow
+    training: gradflow.Training
     openings: dict[str, float]
 
     @property
@@ -115,7 +115,7 @@ def measure(quick: bool) -> Measurement:
                 saved=np.linspace(0, count, 251).round().astype(int),
                 observables=WATCHED,
             )
-            runs.append(Training(name, seed, training, _openings(training, halves)))
+            runs.append(Run(name, seed, training, _openings(training, halves)))
     order = tuple(sorted(expected, key=lambda name: expected[name]))
     rows = {
         name: _row([r for r in runs if r.optimiser == name], order, expected)
@@ -139,7 +139,9 @@ def measure(quick: bool) -> Measurement:
             0.05,
         ),
     ]
-    compared = [gradflow.compare(flow, r.flow) for r in runs if r.optimiser == "SGD"]
+    compared = [
+        gradflow.compare(flow, r.training) for r in runs if r.optimiser == "SGD"
+    ]
     numbers = {
         "contexts": problem.population.size,
         "floor": problem.floor,
@@ -155,7 +157,7 @@ def measure(quick: bool) -> Measurement:
                 "seed": r.seed,
                 "openings": r.openings,
                 "order": r.order,
-                "final_loss": float(r.flow.loss[-1]),
+                "final_loss": float(r.training.loss[-1]),
             }
             for r in runs
         ],
@@ -187,7 +189,9 @@ def _halves(
     return found
 
 
-def _openings(flow: gradflow.Flow, halves: dict[str, float]) -> dict[str, float]:
+def _openings(
+    flow: gradflow.Flow | gradflow.Training, halves: dict[str, float]
+) -> dict[str, float]:
     """The time at which each direction first reaches its level in `halves`, by linear
     interpolation between saved times."""
     found = {}
@@ -203,7 +207,7 @@ def _openings(flow: gradflow.Flow, halves: dict[str, float]) -> dict[str, float]
 
 
 def _row(
-    runs: list[Training], order: tuple[str, ...], expected: dict[str, float]
+    runs: list[Run], order: tuple[str, ...], expected: dict[str, float]
 ) -> dict[str, Any]:
     ratios = np.array(
         [
@@ -219,7 +223,7 @@ def _row(
         "orders": sorted({" → ".join(r.order) for r in runs}),
         "openings": {name: [r.openings.get(name) for r in runs] for name in order},
         "worst_ratio": float(worst),
-        "final_losses": [float(r.flow.loss[-1]) for r in runs],
+        "final_losses": [float(r.training.loss[-1]) for r in runs],
     }
 
 
@@ -266,15 +270,15 @@ def _on_the_flows_clock(name: str) -> bool:
     return name != "AdamW"
 
 
-def _draw_losses(
-    ax: Axes, flow: gradflow.Flow, runs: list[Training], name: str
-) -> None:
+def _draw_losses(ax: Axes, flow: gradflow.Flow, runs: list[Run], name: str) -> None:
     if _on_the_flows_clock(name):
         ax.plot(flow.ts, flow.loss, color="black", linewidth=2, label="flow")
     for r in runs:
-        ax.plot(r.flow.ts, r.flow.loss, color=COLOURS[0], linewidth=0.8, alpha=0.8)
+        ax.plot(
+            r.training.ts, r.training.loss, color=COLOURS[0], linewidth=0.8, alpha=0.8
+        )
     ax.plot([], [], color=COLOURS[0], label=f"{name}, {len(runs)} seeds")
-    ax.set_xlim(0, float(runs[0].flow.ts[-1]))
+    ax.set_xlim(0, float(runs[0].training.ts[-1]))
     ax.set(xlabel=_clock(name), ylabel="exact loss $L$ (nats)")
     ax.legend(fontsize="small", loc="upper right")
 
@@ -282,7 +286,7 @@ def _draw_losses(
 def _draw_directions(
     ax: Axes,
     flow: gradflow.Flow,
-    runs: list[Training],
+    runs: list[Run],
     expected: dict[str, float],
     name: str,
 ) -> None:
@@ -295,15 +299,15 @@ def _draw_directions(
         if direction.stage not in expected:
             continue
         for r in runs:
-            size = direction.size(r.flow.observables)
-            ax.plot(r.flow.ts, size, color=colour, linewidth=0.8, alpha=0.8)
+            size = direction.size(r.training.observables)
+            ax.plot(r.training.ts, size, color=colour, linewidth=0.8, alpha=0.8)
         if _on_the_flows_clock(name):
             size = direction.size(flow.observables)
             ax.plot(flow.ts, size, color="black", linewidth=1.4, linestyle=(0, (4, 3)))
         ax.plot([], [], color=colour, label=labels[direction.stage])
     if _on_the_flows_clock(name):
         ax.plot([], [], "k", linestyle=(0, (4, 3)), label="flow")
-    ax.set_xlim(0, float(runs[0].flow.ts[-1]))
+    ax.set_xlim(0, float(runs[0].training.ts[-1]))
     ax.set(xlabel=_clock(name), ylabel="singular value")
 
 
