@@ -1,12 +1,12 @@
-# The two commands of the README, and what CI adds to them.
-# Needs Python >= 3.11, pip and make; everything else goes into .venv.
+# The README's two commands, and those that CI adds.
+# Needs Python >= 3.11, pip and make; everything else is installed into .venv.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
 .PHONY: demo test lint format clean
 
-# One marker file for each set of extras: a change of pyproject.toml installs anew.
+# One marker file per set of extras: a change to pyproject.toml reinstalls them.
 $(VENV)/installed-%: pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable ".[$*]"

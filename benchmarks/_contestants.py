@@ -1,4 +1,4 @@
-"""What a work-precision benchmark asks of a solver, whoever wrote it."""
+"""The interface between the work-precision benchmark and the solvers it compares."""
 
 import abc
 import time
@@ -10,11 +10,11 @@ from jaxtyping import Float
 
 RTOLS = tuple(10.0**-k for k in range(3, 14))
 ATOL = 1e-3
-"""atol = 1e-3·rtol, for every solver that has tolerances."""
+"""atol = ATOL·rtol for every solver that has tolerances."""
 
 
 class GaveUp(Exception):
-    """A solver did not deliver; the message says why."""
+    """A solver did not finish; the message says why."""
 
 
 def over(budget: float) -> GaveUp:
@@ -23,19 +23,19 @@ def over(budget: float) -> GaveUp:
 
 @dataclass(frozen=True)
 class Work:
-    """What a solve took; None where the solver does not tell."""
+    """The work that a solve took; None where the solver does not report it."""
 
     steps: int | None = None
     evaluations: int | None = None
     products: int | None = None
-    """Of the Hessian and a vector; a Hessian formed in full counts n of them."""
+    """Products of the Hessian and a vector; a full Hessian counts as n of them."""
     factorisations: int | None = None
-    """Of n×n matrices."""
+    """Factorisations of n×n matrices."""
 
 
 @dataclass
 class Deadline:
-    """Stops a solve from within the functions that it calls."""
+    """A time limit that is checked in the functions that a solver calls."""
 
     at: float = float("inf")
     budget: float = float("inf")
@@ -53,7 +53,7 @@ class Deadline:
 
 @dataclass
 class Contestant(abc.ABC):
-    """A solver on one problem, for any start and any value of its knob."""
+    """A solver of one problem, for any start and any setting of its knob."""
 
     name: str
     knob: str = "rtol"
@@ -66,13 +66,14 @@ class Contestant(abc.ABC):
     def rehearse(
         self, y0: Float[np.ndarray, " n"], setting: float, budget: float
     ) -> Work:
-        """Solve once, untimed, and count. Raises `GaveUp`, also when over budget."""
+        """Solve once, untimed, and count the work. Raises `GaveUp` if the solver fails
+        or takes longer than the budget."""
 
     @abc.abstractmethod
     def solve(
         self, y0: Float[np.ndarray, " n"], setting: float
     ) -> Float[np.ndarray, "times n"]:
-        """The states at the saved times; this is what is timed."""
+        """The states at the saved times. This call is timed."""
 
     def label(self, setting: float) -> str:
         return f"{self.knob} {setting:.0e}" if self.knob == "rtol" else f"α {setting:g}"
@@ -80,7 +81,7 @@ class Contestant(abc.ABC):
 
 @dataclass(frozen=True)
 class Absent:
-    """A solver that does not take part, and why."""
+    """A solver that does not take part, and the reason."""
 
     name: str
     reason: str

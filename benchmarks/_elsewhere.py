@@ -1,8 +1,8 @@
-"""The same code in another process, where XLA compiles loops as it does by itself.
+"""Run the same code in another process, with XLA's default options.
 
-`import gradflow` asks XLA to compile small loops whole (`gradflow/_xla.py`), which all
-contestants of a process have the good of. What a benchmark calls a bare evaluation, or
-a plain loop, is slower without.
+`import gradflow` asks XLA to compile small loops whole (`gradflow/_configure.py`), and
+everything in the same process benefits. Without it, a bare evaluation or a plain loop
+is slower; this process measures by how much.
 """
 
 import os
@@ -15,7 +15,7 @@ SERVE = "--serve"
 
 
 class Elsewhere:
-    """A script that was started with `--serve`, to be asked and to answer by lines."""
+    """A script started with `--serve`, which answers each line with one line."""
 
     def __init__(self, script: str):
         self._process = subprocess.Popen(
@@ -31,7 +31,8 @@ class Elsewhere:
         print(question, file=self._process.stdin, flush=True)
         answer = self._process.stdout.readline()
         if not answer:
-            raise RuntimeError(f"the process elsewhere ended: {self._process.wait()}")
+            code = self._process.wait()
+            raise RuntimeError(f"the other process ended with exit code {code}")
         return answer.strip()
 
     def __enter__(self) -> "Elsewhere":
@@ -44,8 +45,8 @@ class Elsewhere:
 
 
 def serve(prepare: Callable[[], Callable[[str], Any]]) -> None:
-    """Answer every line of the input by one of the output."""
-    # XLA reads it when JAX first uses a device: not before `prepare`.
+    """Answer every line on standard input with one line on standard output."""
+    # XLA reads the flags when JAX first uses a device, which is in `prepare`.
     os.environ.pop("XLA_FLAGS", None)
     answer = prepare()
     for line in sys.stdin:

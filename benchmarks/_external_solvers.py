@@ -1,11 +1,11 @@
-"""Solvers from elsewhere, each at its best with a vector field in JAX.
+"""Solvers from other libraries, each called in the fastest way we found.
 
-They call compiled functions from the host. What helps them (measured at n = 280, where
-the vector field takes 10 µs in a compiled loop):
+They run on the host and call compiled JAX functions. Measured at n = 280, where the
+vector field takes 10 µs in a compiled loop:
 
-- JAX's asynchronous dispatch is off: a call then takes 42 µs instead of 130;
-- a NumPy array goes straight into the jitted function: `device_put` (75 µs more),
-  DLPack (100 µs more) and the ahead-of-time executable (2 µs more) are all slower;
+- With JAX's asynchronous dispatch off, a call takes 42 µs instead of 130 µs.
+- A NumPy array is passed directly to the jitted function. `device_put` (75 µs more),
+  DLPack (100 µs more) and the ahead-of-time executable (2 µs more) are all slower.
 - `np.asarray` of the result does not copy.
 """
 
@@ -25,28 +25,27 @@ from scipy import integrate
 from gradflow._core.compiled import compiled
 
 LARGEST_DENSE = 6000
-"""The state's size above which matrices of n×n numbers are out of the question."""
+"""The largest state for which we form n×n matrices."""
 PLENTY = 10**9
 RK4_ALPHAS = tuple(2.5 / 2**k for k in range(8))
 EULER_ALPHAS = tuple(1.6 / 4**k for k in range(8))
-"""Steps times λ_max; the methods are stable to 2.785 and 2."""
+"""Step sizes times λ_max. The methods are stable up to 2.785 and 2."""
 
 
 def too_large(n: int) -> str:
-    return f"a matrix of {n:,}² numbers takes {8e-9 * n * n:.3g} GB"
+    return f"a matrix of {n:,} × {n:,} numbers takes {8e-9 * n * n:.3g} GB"
 
 
 class HostFunctions:
-    """The vector field, its Jacobian and its products, compiled, on NumPy arrays.
-
-    They count their calls and keep to a deadline."""
+    """The compiled vector field, its Jacobian and its Jacobian-vector products, as
+    functions of NumPy arrays that count their calls and keep to a deadline."""
 
     def __init__(self, flow: Flow):
         field = flow.field
         self.size = flow.size
         self.deadline = Deadline()
         self.evaluations = self.jacobians = self.products = 0
-        # Functions, as jit hashes what it is given and a module holds arrays.
+        # Wrapped in functions: jit hashes its argument, and a module holds arrays.
         self._field = jax.jit(lambda y: field(y))
         self._columns = jax.jit(lambda y: field.jacobian_columns(y))
         self._symmetric = flow.symmetric
@@ -60,7 +59,7 @@ class HostFunctions:
         self._seconds: dict[str, float] = {}
 
     def compile_seconds(self, *names: str) -> float:
-        """What it takes to compile these; shared by all who use them."""
+        """The time to compile these functions, which several solvers share."""
         for name in set(names) - set(self._seconds):
             began = time.perf_counter()
             jax.block_until_ready(self._first_calls[name]())
@@ -91,7 +90,7 @@ class HostFunctions:
 
 
 class NumPyFunctions(HostFunctions):
-    """The vector field as a user of SciPy writes it."""
+    """The vector field in plain NumPy, as a SciPy user would write it."""
 
     def __init__(self, flow: Flow):
         super().__init__(flow)
@@ -113,7 +112,7 @@ class HostSolver(Contestant):
 
     functions: HostFunctions = None  # pyright: ignore
     run: Solve = None  # pyright: ignore
-    """(y0, rtol) → states at the saved times, and the work it knows of."""
+    """(y0, rtol) → the states at the saved times, and the work as far as known."""
 
     def rehearse(self, y0: np.ndarray, setting: float, budget: float) -> Work:
         functions = self.functions
@@ -142,7 +141,7 @@ class HostSolver(Contestant):
 
 
 def scipy_ivp(method: Any, flow: Flow, functions: HostFunctions, dense: bool) -> Solve:
-    """`solve_ivp` with one of its methods, or one of the same interface."""
+    """`solve_ivp` with one of its methods, or a class with the same interface."""
     ts = flow.ts
     solve_ivp: Any = integrate.solve_ivp
     jacobian = {"jac": functions.jacobian} if dense else {}
@@ -174,7 +173,8 @@ def scipy_ivp(method: Any, flow: Flow, functions: HostFunctions, dense: bool) ->
 
 
 def odeint(flow: Flow, functions: HostFunctions) -> Solve:
-    """LSODA by `odeint`, whose loop over steps is compiled: faster than `solve_ivp`."""
+    """LSODA through `odeint`, which loops over steps in compiled code and is therefore
+    faster than `solve_ivp`."""
     ts = np.concatenate([[0.0], flow.ts])
 
     def run(y0: np.ndarray, rtol: float) -> tuple[np.ndarray, Work]:
@@ -199,8 +199,8 @@ def odeint(flow: Flow, functions: HostFunctions) -> Solve:
 
 
 def cvode(flow: Flow, functions: HostFunctions, linsolver: str) -> Solve:
-    """SUNDIALS' CVODE (BDF of order up to 5). It tells no number of steps, and of
-    factorisations no more than that there was one for every Jacobian."""
+    """SUNDIALS' CVODE (BDF of order up to 5). It does not report its number of steps;
+    we count one factorisation for every Jacobian."""
     from sksundae.cvode import CVODE, CVODEJacTimes  # pyright: ignore[reportMissingImports]
 
     ts = np.concatenate([[0.0], flow.ts])
@@ -241,9 +241,9 @@ def cvode(flow: Flow, functions: HostFunctions, linsolver: str) -> Solve:
 
 @dataclasses.dataclass
 class FixedStep(Contestant):
-    """Runge and Kutta's or Euler's method at the constant step α/λ_max, compiled, as
-    the literature uses them: each interval between two saved times is divided into
-    equal steps that are no longer."""
+    """The classical Runge-Kutta method or Euler's method with the constant step
+    α/λ_max, compiled, as in the literature. Each interval between two saved times is
+    divided into equal steps of at most that length."""
 
     flow: Flow = None  # pyright: ignore
     stages: int = 4
@@ -273,10 +273,12 @@ class FixedStep(Contestant):
     def rehearse(self, y0: np.ndarray, setting: float, budget: float) -> Work:
         arguments = self._arguments(y0, setting)
         steps = int(arguments[2].sum())
-        # Nothing can end it once it runs, but how long it takes is no secret.
+        # A running loop cannot be stopped, but its run time can be predicted.
         expected = steps * self._seconds_of_a_step(*arguments)
         if expected > budget:
-            raise GaveUp(f"over the budget of {budget:g} s: it takes {expected:.0f} s")
+            raise GaveUp(
+                f"over the budget of {budget:g} s: it would take {expected:.0f} s"
+            )
         return Work(steps, self.stages * steps, 0, 0)
 
     def _seconds_of_a_step(self, y0: Any, hs: Any, counts: Any) -> float:
@@ -311,7 +313,7 @@ def _fixed_steps(field: VectorField, y0: Any, hs: Any, counts: Any, stages: int)
 
 
 def contestants(flow: Flow, stiffness: float) -> dict[str, Factory]:
-    """The solvers from elsewhere, by name."""
+    """The solvers from other libraries, by name."""
     functions = HostFunctions(flow)
 
     def host(name: str, solve: Solve, *compiled: str) -> Contestant:

@@ -1,5 +1,5 @@
-"""gradflow's own solvers, as a benchmark runs them: one compiled `diffeqsolve`, and
-the whole of `gradflow.integrate`."""
+"""gradflow's solvers as contestants: each in one compiled `diffeqsolve`, and the whole
+of `gradflow.integrate`."""
 
 import dataclasses
 import time
@@ -31,13 +31,13 @@ from gradflow._core.compiled import ONE_THREAD, compiled
 DENSE = ("kvaerno3", "kvaerno5")
 """Solvers that form n×n matrices."""
 SLOWER_BY_COUNTING = 3
-"""How much longer than the budget a run may take whose every evaluation calls the host;
-without that it is held to the budget."""
+"""A counted run calls the host at every evaluation, so it may take this many times the
+budget. The timed runs must keep to the budget itself."""
 
 
 class Tally:
-    """Counts evaluations and products in compiled code, by calls to the host that see
-    how many of them are done at once, and tells diffrax when a deadline is over."""
+    """Counts evaluations and products in compiled code by calling the host, batches
+    included, and tells diffrax when a deadline has passed."""
 
     def __init__(self) -> None:
         self.deadline = Deadline()
@@ -47,7 +47,7 @@ class Tally:
         self.evaluations = self.products = 0
 
     def _tick(self, kind: str, x: Array) -> Array:
-        """x, after a call to the host for each of a batch."""
+        """x, after a call to the host that counts every member of a batch."""
 
         def call(first: Any) -> np.ndarray:
             setattr(self, kind, getattr(self, kind) + int(np.prod(np.shape(first))))
@@ -74,7 +74,7 @@ class Tally:
         return evaluate
 
     def late(self, t: Any, y: Any, args: Any, **_: Any) -> Any:
-        """An event of diffrax: the deadline is over."""
+        """A diffrax event: whether the deadline has passed."""
 
         def call(t: Any) -> np.ndarray:
             return np.asarray(time.perf_counter() > self.deadline.at)
@@ -111,7 +111,7 @@ def _diffeqsolve(
 
 
 def _compiled(function: Callable, n: int) -> Any:
-    """As `integrate` compiles it."""
+    """`function`, compiled with the options that `integrate` uses."""
     return compiled(function, one_thread=n <= ONE_THREAD)
 
 
@@ -127,8 +127,8 @@ class CompiledSolver(Contestant):
         self.field = self.flow.field
         self.tally = Tally()
         began = time.perf_counter()
-        # A function of its own: `auto` is one of the others, and what is compiled
-        # already would take no time.
+        # A fresh function: `auto` is one of the other solvers, and compiling it again
+        # would hit the cache and seem to take no time.
         solve: Any = _diffeqsolve
         fresh = _compiled(lambda *arguments: solve(*arguments), self.flow.size)
         arguments = self._arguments(self.flow.start(0), self.settings[0])
@@ -155,8 +155,8 @@ class CompiledSolver(Contestant):
 
     @cached_property
     def _rehearsal(self) -> tuple[Callable[[Array], Array], Any, Any]:
-        """A vector field and a solver of which at least one counts, and the solve
-        compiled with them and with a deadline."""
+        """A vector field and a solver, at least one of which counts the work, and the
+        solve compiled with them and with a deadline."""
         field, solver = self.field, self.solver
         counted = hasattr(solver, "counts_work")
         if not counted and gradflow.solvers.count_evaluations(solver, 1) is None:
@@ -172,8 +172,8 @@ class CompiledSolver(Contestant):
 
 
 def counts(solver: Any, solution: Any, tally: Tally, n: int) -> Work:
-    """The work of a rehearsed solve: as the solver counts it, or as its tableau tells,
-    or else from the calls to the host."""
+    """The work of a rehearsed solve: counted by the solver, derived from its tableau,
+    or otherwise counted by calls to the host."""
     steps = int(solution.stats["num_steps"])
     if hasattr(solver, "counts_work"):
         done = solution.controller_state.work
@@ -190,7 +190,7 @@ def counts(solver: Any, solution: Any, tally: Tally, n: int) -> Work:
 def _states(solution: diffrax.Solution) -> np.ndarray:
     ys = np.asarray(solution.ys)
     if solution.result != diffrax.RESULTS.successful:
-        raise GaveUp(diffrax.RESULTS[solution.result] or "it broke off")
+        raise GaveUp(diffrax.RESULTS[solution.result] or "the solve failed")
     if not np.all(np.isfinite(ys)):
         raise GaveUp("the solution is not finite")
     return ys
@@ -198,7 +198,7 @@ def _states(solution: diffrax.Solution) -> np.ndarray:
 
 @dataclasses.dataclass
 class Integrate(Contestant):
-    """`gradflow.integrate` as users call it: with observables and certificate."""
+    """`gradflow.integrate` as users call it, with observables and certificate."""
 
     flow: Flow = None  # pyright: ignore
     solver: str = "auto"

@@ -1,4 +1,4 @@
-"""The flows that solvers are compared on."""
+"""The flows on which solvers are compared."""
 
 import functools
 from collections.abc import Callable
@@ -14,27 +14,26 @@ from jaxtyping import Array, Float, PyTree
 
 import gradflow
 from gradflow._core.ravel import Ravel
-from gradflow.problems._descent import is_euclidean, velocity_of
 
 SAVED_TIMES = 200
 FIRST_TIME = 1e-4
-"""The first saved time, as a part of the horizon."""
+"""The first saved time, as a fraction of the horizon."""
 LATE = 5e3
-"""When λ_max has passed 100 on the Zipf chain of 300 tokens: it is 2.5 at t = 3,000,
-106 at 4,000, 168 at 5,000 and 702 at 7,000."""
+"""A time at which λ_max exceeds 100 on the Zipf chain of 300 tokens. It is 2.5 at
+t = 3,000, 106 at 4,000, 168 at 5,000 and 702 at 7,000."""
 
 
 class VectorField(eqx.Module):
-    """f(y) = -∇L(y), or what it is in the loss's own metric, on the flat state: what
-    every solver is given."""
+    """f(y) = -∇L(y), or its counterpart in the loss's own metric, on the flat state.
+    Every solver integrates this function."""
 
-    loss: Callable[[PyTree], Any]
+    loss: gradflow.AbstractLoss
     ravel: Ravel = eqx.field(static=True)
 
     def __call__(self, y: Float[Array, " n"]) -> Float[Array, " n"]:
         params = self.ravel.unravel(y)
         gradient = jax.grad(self.loss)(params)
-        return self.ravel.ravel(velocity_of(self.loss, params, gradient))
+        return self.ravel.ravel(self.loss.velocity(params, gradient))
 
     def product(
         self, y: Float[Array, " n"], v: Float[Array, " n"]
@@ -42,30 +41,30 @@ class VectorField(eqx.Module):
         return jax.jvp(self, (y,), (v,))[1]
 
     def jacobian_columns(self, y: Float[Array, " n"]) -> Float[Array, "n n"]:
-        """The columns of the Jacobian, as rows, exact; in batches, so that n products
-        need not be in memory at once."""
+        """The columns of the exact Jacobian, stacked as rows. Computed in batches, so
+        that n products need not fit in memory at once."""
         _, product = jax.linearize(self, y)
         return jax.lax.map(product, jnp.eye(y.size), batch_size=512)
 
 
 @dataclass(frozen=True)
 class Flow:
-    """A loss, where its flow starts for each seed, and how far it goes."""
+    """A loss, the start of its flow for each seed, and the horizon."""
 
     name: str
     title: str
-    loss: Callable[[PyTree], Any]
+    loss: gradflow.AbstractLoss
     init: Callable[[int], PyTree]
     t1: float
     exact: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None
     """The closed form, if there is one: (ts, y0) → states at ts."""
     in_numpy: Callable[[float, np.ndarray], np.ndarray] | None = None
-    """The right-hand side f(t, y) as a user of SciPy would write it, if one did."""
+    """The right-hand side f(t, y) in NumPy, as a SciPy user would write it, if any."""
 
     @property
     def symmetric(self) -> bool:
-        """Whether the Jacobian is."""
-        return is_euclidean(self.loss)
+        """Whether the Jacobian is symmetric."""
+        return self.loss.is_euclidean
 
     @property
     def ts(self) -> Float[np.ndarray, " times"]:
@@ -83,9 +82,9 @@ class Flow:
         return np.array(self.field.ravel.ravel(self.init(seed)))
 
 
-class Quadratic(eqx.Module):
-    """L(y) = ½ yᵀ Q diag(λ) Q y with the reflection Q = I - 2uuᵀ, so that no entry of
-    y is an eigenvector's. Its flow is y(t) = Q exp(-λt) Q y(0)."""
+class Quadratic(gradflow.AbstractLoss):
+    """L(y) = ½ yᵀ Q diag(λ) Q y with the reflection Q = I - 2uuᵀ, so that no coordinate
+    axis is an eigenvector. Its flow is y(t) = Q exp(-λt) Q y(0)."""
 
     spectrum: Float[Array, " n"]
     u: Float[Array, " n"]
@@ -136,7 +135,7 @@ def zipf(name: str, d: int, width: int, t1: float) -> Flow:
 
 
 def from_matrix(path: Path, t1: float, width: int = 10) -> Flow:
-    """The chain of a user's transition matrix: `.npy`, or text with a row on a line."""
+    """The chain of a transition matrix in a file: `.npy`, or text, one row per line."""
     if path.suffix == ".npy":
         matrix = np.load(path)
     else:
@@ -146,8 +145,8 @@ def from_matrix(path: Path, t1: float, width: int = 10) -> Flow:
 
 
 def heads(geometry: str, t1: float = 1e4, h: int = 3, T: int = 40) -> Flow:
-    """The tensor factorisation of theory.md, section 2: singleton blocks of geometric
-    importance, ratio 1.7, in d = 50 features."""
+    """The tensor factorisation of theory.md, section 2: blocks of one lag each, whose
+    importance falls geometrically with ratio 1.7, in d = 50 features."""
     d = 50
     G = np.zeros((d, T))
     columns = np.random.default_rng(0).normal(size=(d, h))
@@ -174,7 +173,7 @@ def heads(geometry: str, t1: float = 1e4, h: int = 3, T: int = 40) -> Flow:
 
 
 def late(name: str, flow: Flow, since: float, t1: float) -> Flow:
-    """The same flow from the time `since` on, where it is stiff."""
+    """The same flow from time `since` on, where it is stiff."""
 
     @functools.cache
     def init(seed: int) -> PyTree:
@@ -188,7 +187,7 @@ def late(name: str, flow: Flow, since: float, t1: float) -> Flow:
 
 
 def problem(name: str, t1: float | None, matrix: Path | None) -> Flow:
-    """A problem by its name, to its usual horizon or another."""
+    """The problem of this name, up to `t1` or to its usual horizon."""
     if name == "matrix":
         assert matrix is not None
         return from_matrix(matrix, t1 or 1e4)

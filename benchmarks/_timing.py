@@ -1,4 +1,4 @@
-"""Timing on a machine that is shared and noisy, and what to say about it."""
+"""Timing on a noisy, shared machine, and tables of the results."""
 
 import os
 import platform
@@ -14,12 +14,12 @@ import numpy as np
 def interleaved(
     contestants: Mapping[str, Callable[[], list[float]]], rounds: int
 ) -> dict[str, np.ndarray]:
-    """Seconds of every piece of every contestant's run (rounds × pieces).
+    """The seconds of every piece of every contestant's run (rounds × pieces).
 
-    Each contestant runs once untimed and then returns the seconds of its pieces,
-    the same number every time. They take turns, so that a slow spell of the machine
-    hits all of them. Pieces matter because such spells are shorter than a long run:
-    the sum of each piece's least time is what the run costs when nothing disturbs it.
+    Each contestant runs once untimed. After that, every call returns the seconds of its
+    pieces, always the same number of them. The contestants take turns, so that a slow
+    spell of the machine hits all of them. Slow spells are shorter than a long run:
+    the sum of each piece's shortest time is the cost of an undisturbed run.
     """
     for run in contestants.values():
         run()
@@ -31,7 +31,7 @@ def interleaved(
 
 
 def undisturbed(seconds: np.ndarray) -> float:
-    """The sum of the pieces' least times (rounds × pieces)."""
+    """The sum of the pieces' shortest times (rounds × pieces)."""
     return float(seconds.min(axis=0).sum())
 
 
@@ -39,16 +39,16 @@ def stopwatch(run: Callable[[], object]) -> float:
     began = time.perf_counter()
     result = run()
     seconds = time.perf_counter() - began
-    del result  # not before: to free it is no part of the run
+    del result  # only now: freeing it is not part of the run
     return seconds
 
 
-def verdict(value: float, wanted: float) -> str:
-    return f"wanted ≤ {wanted:g}: {'met' if value <= wanted else 'not met'}"
+def verdict(value: float, target: float) -> str:
+    return f"target ≤ {target:g}: {'met' if value <= target else 'not met'}"
 
 
 def table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    """Columns aligned, the first to the left and the others to the right."""
+    """A table whose first column is aligned to the left and the others to the right."""
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
 
     def line(cells: tuple[str, ...]) -> str:
@@ -67,7 +67,7 @@ def duration(seconds: float) -> str:
 
 
 def footer(*packages: str) -> str:
-    """The machine and the versions."""
+    """The machine and the versions of the packages."""
     versions = ", ".join(f"{name} {version(name)}" for name in packages)
     load = ", ".join(f"{x:.1f}" for x in os.getloadavg())
     return (

@@ -1,4 +1,4 @@
-"""The solution that errors are measured against: one that two methods agree on."""
+"""The reference solution: errors are measured against one that two methods agree on."""
 
 import hashlib
 from dataclasses import dataclass
@@ -18,12 +18,13 @@ import gradflow
 from gradflow._core.compiled import compiled
 
 DENSE_LIMIT = 500
-"""The state's size up to which LSODA's matrices are small enough for a tight solve."""
+"""The largest state for which LSODA's matrices allow a tight solve."""
 EXPLICIT_LIMIT = 20_000
-"""The state's size up to which explicit methods are affordable: beyond it they would
-take hours to where the flow is stiff, and two implicit methods are compared."""
+"""The largest state for which explicit methods are affordable. Beyond it they would
+take hours to reach the stiff part of the flow, and two implicit methods are compared
+instead."""
 SPECTRA = 20
-"""At how many of the saved times the Hessian's largest eigenvalue is computed."""
+"""The number of saved times at which the Hessian's largest eigenvalue is computed."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Truth:
 
     @property
     def scale(self) -> float:
-        """The largest entry of all."""
+        """The largest entry of the solution."""
         return float(np.max(np.abs(self.ys)))
 
     def error(self, ys: Float[np.ndarray, "times n"]) -> float:
@@ -51,7 +52,7 @@ class Truth:
 
 
 def truth(flow: Flow, y0: Float[np.ndarray, " n"], folder: Path) -> Truth:
-    """Computed, or read from `folder` if it was computed before."""
+    """The reference solution, read from `folder` if it was computed before."""
     path = folder / "truth" / f"{flow.name}-{_fingerprint(flow, y0)}.npz"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -67,10 +68,10 @@ def truth(flow: Flow, y0: Float[np.ndarray, " n"], folder: Path) -> Truth:
 
 
 def _fingerprint(flow: Flow, y0: np.ndarray) -> str:
-    """Of the start, the times, this file, and the vector field at two points."""
+    """A hash of the start, the times, this file, and the vector field at two points."""
     elsewhere = np.random.default_rng(0).normal(size=y0.size)
     values = [flow.field(jnp.asarray(y)) for y in (y0, elsewhere)]
-    # Not to the last bit, which differs between machines.
+    # Rounded, because the last bits differ between machines.
     digits = "".join(f"{float(jnp.linalg.norm(value)):.9e}" for value in values)
     content = y0.tobytes() + flow.ts.tobytes() + digits.encode()
     return hashlib.sha256(content + Path(__file__).read_bytes()).hexdigest()[:16]
@@ -136,7 +137,7 @@ def _solve(
 
 @compiled
 def _largest_eigenvalue(field: VectorField, y: Float[Array, " n"]) -> Any:
-    """Of ∇²L in absolute value, by power iteration."""
+    """The largest |eigenvalue| of ∇²L, by power iteration."""
     _, product = jax.linearize(field, y)
 
     def multiply(_: Any, carry: tuple[Array, Array]) -> tuple[Array, Array]:

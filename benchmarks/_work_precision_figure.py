@@ -1,11 +1,11 @@
-"""The figure of a work-precision benchmark."""
+"""The work-precision figure."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 INK, RED, BLUE, GREEN, PURPLE, ORANGE, SKY, GREY = (
-    # Okabe and Ito's colours, which stay apart for colour-blind readers.
+    # Okabe and Ito's colours, which colour-blind readers can tell apart.
     *("#000000", "#D55E00", "#0072B2", "#009E73"),
     *("#CC79A7", "#E69F00", "#56B4E9", "#8C8C8C"),
 )
@@ -13,7 +13,7 @@ STYLES = {
     "auto": (INK, "o"),
     "integrate(auto)": (INK, "*"),
     "ndf": (RED, "s"),
-    "rkc": (GREEN, "D"),
+    "rock4": (GREEN, "D"),
     "kvaerno5": (BLUE, "^"),
     "kvaerno3": (SKY, "v"),
     "tsit5": (PURPLE, "p"),
@@ -31,13 +31,14 @@ STYLES = {
     "fixed RK4": (GREY, "P"),
     "fixed Euler": (GREY, "X"),
 }
-"""A solver looks the same in every figure. No two of gradflow's, nor two of the others,
-share both colour and marker; between them, filled and open markers tell."""
+"""A solver looks the same in every figure. Among gradflow's solvers, and among the
+others, no two share both colour and marker; gradflow's markers are filled, the others'
+open."""
 
 
 def draw(rows: Sequence[Mapping[str, Any]], title: str, stem: Path) -> None:
-    """Time against error, a line a solver, as PNG and PDF. gradflow's lines are whole
-    and thick, the others' thin and broken."""
+    """Plot time against error, one line per solver, as PNG and PDF. gradflow's lines
+    are thick and solid, the others' thin and dashed."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -69,11 +70,11 @@ def draw(rows: Sequence[Mapping[str, Any]], title: str, stem: Path) -> None:
     ax.set(
         title=title,
         xlabel="error: max |y - y_ref| over 200 saved times (smaller to the right)",
-        ylabel="time of a solve [s]",
+        ylabel="time per solve [s]",
     )
     ax.grid(which="major", color="0.88", linewidth=0.6)
     ax.yaxis.set_minor_formatter(LogFormatterSciNotation(minor_thresholds=(3, 1)))
-    # One legend for two groups, each under its heading, where it covers no data.
+    # One legend for both groups, each under its heading, outside the data.
     handles, labels = [], []
     for heading, ours in (("gradflow", True), ("others", False)):
         names = {row["solver"] for row in rows if row["ours"] is ours}

@@ -1,15 +1,17 @@
 """Many flows: a loop over `integrate`, `integrate_ensemble`, and sweeps on two workers.
 
-The reference instance (n = 280) from N seeds to t = 1e4 at rtol 1e-6, with certificates
-and the default observables. All in one run, on warm code: each contestant has run
-before it is timed, the sweeps in workers that keep what they compiled. A sweep's time
-has the writing of its store in it, and the reading.
+Each flow is the reference instance (n = 280) to t = 1e4 at rtol 1e-6, with its
+certificate and the default observables, from one of N seeds. All contestants are
+measured in one run on warm code: each has run before it is timed, and the workers of
+the sweeps keep their compiled code. The time of a sweep includes writing and reading
+its store.
 
-Wanted: an ensemble in one process ≥ 2.5 × as fast as the loop, a sweep over single
-flows ≥ 1.8 ×, a sweep over ensembles ≥ 3.8 ×; the same flows to the tolerance.
+Targets: an ensemble in one process is at least 2.5 times as fast as the loop, a sweep
+over single flows 1.8 times, and a sweep over ensembles 3.8 times; all of them give the
+same flows to within the tolerance.
 
-The loop has the good of loops that XLA compiles whole, as gradflow asks it to; beside
-it stands the loop in a process where XLA compiles them as it does by itself.
+The loop benefits from XLA compiling small loops whole, as gradflow asks it to. The same
+loop is also timed in a process with XLA's default options.
 """
 
 import argparse
@@ -30,8 +32,8 @@ import gradflow
 LAW, STICKINESS = (0.75, 0.19, 0.05, 0.01), 0.5
 HORIZON, RTOL = 1e4, 1e-6
 BLOCK = 25
-"""Members of an ensemble that is a point of a sweep."""
-LOOP, PLAIN = "loop over integrate", "the same, XLA as it comes"
+"""The number of members of each ensemble in the sweep over ensembles."""
+LOOP, PLAIN = "loop over integrate", "the same, XLA's defaults"
 
 
 def reference() -> gradflow.Problem:
@@ -79,7 +81,7 @@ def some_flows(point: dict[str, Any]) -> dict[str, Any]:
 
 
 def swept(task: Any, seeds: range, each: int, workers: Any) -> np.ndarray:
-    """The losses, through a store."""
+    """The losses of a sweep, read back from its store."""
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder) / "store"
         gradflow.sweep(task, {"seed": seeds[::each]}, store=store, engine=workers)
@@ -99,7 +101,7 @@ def main() -> None:
         return
     if options.flows % (options.rounds * BLOCK):
         parser.error(f"--flows must be a multiple of {BLOCK} × --rounds")
-    problem, wanted = reference(), {}
+    problem, targets = reference(), {}
     with (
         gradflow.sweeps.LocalWorkers(2) as single,
         gradflow.sweeps.LocalWorkers(2) as several,
@@ -113,35 +115,35 @@ def main() -> None:
             contestants[f"integrate_ensemble, {threads} threads"] = (
                 lambda seeds, n=threads: ensemble(problem, seeds, threads=n).loss
             )
-        wanted[f"integrate_ensemble, {options.threads} threads"] = 2.5
+        targets[f"integrate_ensemble, {options.threads} threads"] = 2.5
         contestants["sweep, 2 workers"] = lambda seeds: swept(
             one_flow, seeds, 1, single
         )
-        wanted["sweep, 2 workers"] = 1.8
+        targets["sweep, 2 workers"] = 1.8
         contestants["sweep of ensembles, 2 workers"] = lambda seeds: swept(
             some_flows, seeds, BLOCK, several
         )
-        wanted["sweep of ensembles, 2 workers"] = 3.8
-        for run in contestants.values():  # compiles, in every worker
+        targets["sweep of ensembles, 2 workers"] = 3.8
+        for run in contestants.values():  # compiles in every worker
             run(range(4 * BLOCK))
         seconds, errors = measure(contestants, options.flows, options.rounds)
 
     rows = []
     for name, each in seconds.items():
-        # In each round against the loop of that round: a slow spell hits both.
+        # Compared with the loop of the same round: a slow spell hits both.
         ratios = seconds[LOOP] / each
         ratio = float(np.median(ratios))
-        aim = wanted.get(name)
+        aim = targets.get(name)
         met = "" if aim is None else f"{aim} {'met' if ratio >= aim else 'not met'}"
         spread = f"{ratios.min():.2f} … {ratios.max():.2f}"
         least = duration(float(each.min()))
         rows.append((name, least, f"{ratio:.2f}", spread, met, f"{errors[name]:.1e}"))
     header = (
         "",
-        "a flow, least",
-        "× loop, median",
-        "of rounds",
-        "wanted",
+        "time per flow",
+        "speed-up, median",
+        "over rounds",
+        "target",
         "error of L",
     )
     print(f"\n{options.flows:,} flows of the reference instance to t = {HORIZON:g}\n")
@@ -152,8 +154,8 @@ def main() -> None:
 def measure(
     contestants: dict[str, Callable[[range], np.ndarray]], flows: int, rounds: int
 ) -> tuple[dict[str, np.ndarray], dict[str, float]]:
-    """Seconds a flow of each contestant in each round, in which all of them compute the
-    same flows in turn, and the largest difference of the losses from the loop's."""
+    """Each contestant's seconds per flow in each round, and the largest difference
+    between its losses and the loop's. In a round all of them compute the same flows."""
     size = flows // rounds
     seconds = {name: np.zeros(rounds) for name in contestants}
     errors = dict.fromkeys(contestants, 0.0)

@@ -1,8 +1,8 @@
-"""The time of `import gradflow` against that of `import diffrax`, which it needs.
+"""The time of `import gradflow` compared with `import diffrax`, which it depends on.
 
-Every import runs in an interpreter of its own; the two take turns and the least time
-of each counts. What costs an import and is not needed at once must not be there
-after `import gradflow`, unless diffrax itself brought it.
+Every import runs in a fresh interpreter. The two take turns, and the shortest time of
+each counts. Packages that are slow to import and not needed at once must not be loaded
+by `import gradflow`, unless diffrax itself loads them.
 """
 
 import argparse
@@ -12,9 +12,9 @@ import sys
 
 from _timing import duration, footer, interleaved, table, undisturbed, verdict
 
-WANTED = 1.3
+TARGET = 1.3
 LATER = ("matplotlib", "xarray", "scipy", "scipy.integrate", "tqdm", "optax")
-"""To be imported when they are used."""
+"""Packages to import only on first use."""
 
 
 def _python(code: str) -> str:
@@ -55,12 +55,14 @@ def main() -> None:
         ("import gradflow", duration(gradflow), f"{gradflow / diffrax:.2f}"),
     ]
     print(table(("", "time", "ratio"), rows))
-    print(f"\n{verdict(gradflow / diffrax, WANTED)} (least of {options.rounds} each)\n")
+    print(
+        f"\n{verdict(gradflow / diffrax, TARGET)} (shortest of {options.rounds} each)\n"
+    )
 
     modules = {name: loaded_by(name) for name in ("jax", *names)}
     print(
         table(
-            ("loaded after import of", *modules),
+            ("loaded by importing", *modules),
             [
                 (name, *("yes" if name in m else "no" for m in modules.values()))
                 for name in LATER
@@ -69,17 +71,17 @@ def main() -> None:
     )
     more = modules["gradflow"] - modules["diffrax"]
     early = [name for name in LATER if name in more]
-    print(f"\nToo early, beyond diffrax: {', '.join(early) or 'none'}")
+    print(f"\nLoaded too early, in addition to diffrax: {', '.join(early) or 'none'}")
     public = packages_of(more) - packages_of(modules["diffrax"])
-    print(f"All packages beyond diffrax: {', '.join(sorted(public))}")
+    print(f"All packages in addition to diffrax: {', '.join(sorted(public))}")
     scipy = sorted(
         name
         for name in modules["jax"]
         if name.startswith("scipy.") and name.count(".") == 1 and "._" not in name
     )
-    print(f"Of scipy, jax itself loads: {', '.join(scipy) or 'nothing'}")
+    print(f"Parts of scipy that jax itself loads: {', '.join(scipy) or 'none'}")
     beyond = sorted(n for n in more if n.startswith("scipy") and "._" not in n)
-    print(f"Of scipy, gradflow adds to diffrax: {', '.join(beyond) or 'nothing'}")
+    print(f"Parts of scipy that gradflow adds: {', '.join(beyond) or 'none'}")
     print(footer("gradflow", "diffrax", "jax", "scipy"))
 
 

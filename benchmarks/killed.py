@@ -1,9 +1,9 @@
-"""Whether a large flow that is killed ends where it should.
+"""Check that a large flow that is killed and restarted ends where it should.
 
-The flow of the one-layer Transformer on a chain with the law of Zipf, d tokens, width
-m, is integrated once without a break, and once more in processes that are killed
-(SIGKILL) at random moments and started again with the same checkpoint. Wanted: the same
-trajectory, to the solver's tolerance.
+The flow of the one-layer Transformer with width m, on a chain of d tokens whose
+frequencies follow Zipf's law, is integrated once without interruption, and once in
+processes that are killed (SIGKILL) at random moments and restarted from the same
+checkpoint. The two trajectories should agree to within the solver's tolerance.
 """
 
 import argparse
@@ -45,7 +45,7 @@ def integrate(options: Any, checkpoint: Path | None) -> gradflow.Flow:
 
 
 def killed_flow(options: Any, folder: Path) -> tuple[gradflow.Flow, int]:
-    """The flow of processes that were killed, and how many were."""
+    """The flow computed by processes that are killed, and the number of kills."""
     out, checkpoint = folder / "flow.npz", folder / "checkpoint"
     command = [sys.executable, __file__, "--child", str(folder)]
     for name in ("vocabulary", "width", "horizon", "scale"):
@@ -54,7 +54,7 @@ def killed_flow(options: Any, folder: Path) -> tuple[gradflow.Flow, int]:
     while not out.exists():
         child = subprocess.Popen(command)
         before = checkpoint.stat().st_mtime if checkpoint.exists() else 0.0
-        # Not before it has gone on a little, else it might never end.
+        # Let each process make some progress first; otherwise this might never end.
         while kills < options.kills and child.poll() is None:
             if checkpoint.exists() and checkpoint.stat().st_mtime > before:
                 time.sleep(random.uniform(0.0, options.patience))
@@ -66,7 +66,7 @@ def killed_flow(options: Any, folder: Path) -> tuple[gradflow.Flow, int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Whether a killed flow goes on.")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--vocabulary", type=int, default=1000)
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--horizon", type=float, default=60.0)

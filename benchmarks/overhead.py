@@ -1,16 +1,16 @@
-"""What `integrate` costs beyond the evaluations of the vector field that it makes.
+"""The overhead of `integrate` over its evaluations of the vector field.
 
     overhead = solve time ÷ ((evaluations + Hessian products)
                              × time of one evaluation in a compiled loop)
 
-as a Hessian product of `ndf` is a difference of two values of the vector field, one of
-which serves all products at that state and is counted with them,
-on the reference instance (d = 4, m = 10, ε = 1e-3) and warm code: for the bare solve
-(its `advance` segments), and for the whole call with its certificate, snapshots and
-dense output. Wanted: at most 1.5 by `tsit5`, 1.6 by `auto`.
+It is measured on the reference instance (d = 4, m = 10, ε = 1e-3) with warm code, for
+the bare solve (its `advance` segments) and for the whole call with its certificate,
+snapshots and dense output. A Hessian product of `ndf` is a difference of two values of
+the vector field, one of which serves all products at that state and is counted with
+them. Targets: at most 1.5 for `tsit5` and 1.6 for `auto`.
 
-The loop is compiled as the solve is, whole; and in another process as XLA compiles it
-by itself, which is what an evaluation costs who does not import gradflow.
+The loop is compiled in the same way as the solve, and again in another process with
+XLA's default options, which is the cost of an evaluation without gradflow.
 """
 
 import argparse
@@ -36,21 +36,22 @@ from _timing import (
 from jaxtyping import Array, Float, Int
 
 import gradflow
+from gradflow._core.compiled import compiled
 from gradflow._core.ravel import Ravel
-from gradflow._integrate import _solve
-from gradflow._stepping import _record, _segments
+from gradflow._integrate import _run
+from gradflow._stepping import Equation, _record
 
-WANTED = {"auto": 1.6}
-WANTED_ELSE = 1.5
+TARGETS = {"auto": 1.6}
+OTHER_TARGET = 1.5
 PARTS = {
-    "solver": (_solve, "advance"),
+    "solver": (_run, "advance"),
     "certificate": (_record, "balance"),
     "snapshots": (_record.Watch, "snapshots"),
 }
-"""What `integrate` calls for each segment of a solve: where, and by what name."""
+"""The functions that `integrate` calls for each segment: their owners and names."""
 REST = "rest"
 ELSEWHERE = 2_000
-"""Evaluations in a piece of the other process."""
+"""The number of evaluations in each piece of the other process."""
 
 
 def _reference_problem() -> gradflow.Problem:
@@ -60,7 +61,7 @@ def _reference_problem() -> gradflow.Problem:
 
 
 class Integration:
-    """A call of `integrate` on the reference instance, timed part by part."""
+    """A call to `integrate` on the reference instance, timed part by part."""
 
     def __init__(self, t1: float, solver: str):
         problem = _reference_problem()
@@ -71,7 +72,7 @@ class Integration:
         self()
 
     def __call__(self) -> list[float]:
-        """The seconds of each part every time it was called, then of all the rest."""
+        """The seconds of each call to each part, followed by those of the rest."""
         labels, seconds = [], []
 
         def timed(label: str, function: Callable) -> Callable:
@@ -94,14 +95,14 @@ class Integration:
 
 
 class Reference:
-    """Evaluations alone, so many in each of some pieces."""
+    """Evaluations alone: `pieces` pieces of `count` evaluations each."""
 
     def __init__(self, pieces: int, count: int):
         problem = _reference_problem()
         params = problem.init(seed=0, scale=1e-3)
         ravel = Ravel.of(params)
         unused: Any = None
-        self.equation = _segments.Equation(problem, ravel, unused, unused, unused)
+        self.equation = Equation(problem, ravel, unused, unused, unused)
         self.y0 = ravel.ravel(params)
         self.pieces, self.count = pieces, count
 
@@ -123,23 +124,24 @@ def _evaluations_on_demand() -> Callable[[str], float]:
 
 
 def _all_evaluations(flow: gradflow.Flow) -> int:
-    """With those that Hessian products are made of."""
+    """The evaluations of a flow, including those in Hessian products."""
     return flow.stats["num_evaluations"] + (flow.stats["num_hessian_products"] or 0)
 
 
 def _in_one_thread(function: Any) -> Any:
-    """As a solve of this size is compiled."""
-    return _segments.compiled(function, one_thread=True)
+    """`function`, compiled with the options of a solve of this size."""
+    return compiled(function, one_thread=True)
 
 
 @_in_one_thread
 def _evaluations(
-    equation: _segments.Equation,
+    equation: Equation,
     y: Float[Array, " n"],
     step: Float[Array, ""],
     count: Int[Array, ""],
 ) -> Float[Array, " n"]:
-    """The vector field `count` times, each at a state that needs the last value."""
+    """Evaluate the vector field `count` times, each at a state that depends on the
+    previous value."""
 
     def advance(_: Any, y: Float[Array, " n"]) -> Float[Array, " n"]:
         return y + step * equation.vector_field(0.0, y)
@@ -157,7 +159,7 @@ def main() -> None:
     if options.serve:
         serve(_evaluations_on_demand)
         return
-    wanted = WANTED.get(options.solver, WANTED_ELSE)
+    target = TARGETS.get(options.solver, OTHER_TARGET)
 
     integration = Integration(options.horizon, options.solver)
     pieces = integration.labels.count("solver")
@@ -187,20 +189,20 @@ def main() -> None:
     print(
         f"{stats['solver']} to t = {options.horizon:g}: "
         f"{stats['num_accepted_steps']:,} steps, {stats['num_rejected_steps']:,} "
-        f"rejected, {pieces} segments; one evaluation {duration(once)}, as XLA "
-        f"compiles it by itself {duration(once_elsewhere)}\n"
+        f"rejected, {pieces} segments; one evaluation takes {duration(once)}, with "
+        f"XLA's default options {duration(once_elsewhere)}\n"
     )
     rows = {
         f"{count:,} evaluations in a compiled loop": alone,
         "bare solve (`advance`)": part["solver"],
-        f"certificate ({more:,} evaluations more)": part["certificate"],
+        f"certificate ({more:,} more evaluations)": part["certificate"],
         f"snapshots ({times} times)": part["snapshots"],
-        "all the rest, on the host": part[REST],
-        "whole of `gradflow.integrate`": whole,
+        "everything else, on the host": part[REST],
+        "all of `gradflow.integrate`": whole,
     }
     print(
         table(
-            ("", "time", "÷ these"),
+            ("", "time", "÷ evaluations"),
             [(k, duration(v), f"{v / alone:.2f}") for k, v in rows.items()],
         )
     )
@@ -208,17 +210,17 @@ def main() -> None:
     for what, ratio in (
         ("bare solve", part["solver"] / alone),
         (
-            "bare solve, by evaluations as XLA compiles them by itself",
+            "bare solve, relative to evaluations with XLA's default options",
             part["solver"] / (count * once_elsewhere),
         ),
-        ("whole", whole / alone),
-        ("whole, with the certificate's evaluations counted", certified),
+        ("all of `integrate`", whole / alone),
+        ("all of `integrate`, counting the certificate's evaluations", certified),
     ):
-        print(f"{what}: {ratio:.2f}, {verdict(ratio, wanted)}")
+        print(f"{what}: {ratio:.2f}, {verdict(ratio, target)}")
     plain = {name: float(s.sum(axis=1).min()) for name, s in seconds.items()}
     print(
-        f"\nEach segment at its fastest of {options.rounds} rounds. The fastest whole "
-        f"round took {duration(plain['integrate'])}\nagainst "
+        f"\nThe times are sums of each segment's fastest of {options.rounds} rounds. "
+        f"The fastest whole round took\n{duration(plain['integrate'])}, compared with "
         f"{duration(plain['reference'])} for the evaluations: "
         f"{plain['integrate'] / plain['reference']:.2f}."
     )

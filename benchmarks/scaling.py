@@ -1,17 +1,17 @@
-"""The cost of the vector field as the vocabulary grows, against its products alone.
+"""The cost of the vector field as the vocabulary grows, relative to its products alone.
 
-A gradient of the loss on infinite context needs fifteen matrix products. Forward,
+The gradient of the infinite-context loss takes fifteen matrix products. Forward,
 
     Q = W0 WQ,  K = W0 WK,  S = Q Kᵀ,  H = A W0,  Z = H W1,
 
-with A = softmax(S + log π) and the law softmax(Z); backward, where D stands for ∂L/∂,
+with A = softmax(S + log π) and predictions softmax(Z); backward, with D for ∂L/∂,
 
     DW1 = Hᵀ DZ,  DH = DZ W1ᵀ,  DA = DH W0ᵀ,  DQ = DS K,  DK = DSᵀ Q,
     DWQ = W0ᵀ DQ,  DWK = W0ᵀ DK,  DW0 = Aᵀ DH + DQ WQᵀ + DK WKᵀ:
 
-nine of d·d·m multiplications and six of d·m·m (for k = m). `products` below is that
-and nothing else: the softmaxes and their derivatives are left out (A = S, DZ = Z,
-DS = DA), so that what remains is the same chain of products of the same shapes.
+nine with d·d·m multiplications and six with d·m·m (for k = m). `products` below
+computes these and nothing else: it leaves out the softmaxes and their derivatives
+(A = S, DZ = Z, DS = DA), which keeps the same chain of products of the same shapes.
 """
 
 import argparse
@@ -29,7 +29,7 @@ import gradflow
 from gradflow import OneLayerParameters
 from gradflow._core.compiled import compiled
 from gradflow._core.ravel import Ravel
-from gradflow._stepping._segments import Equation
+from gradflow._stepping import Equation
 from gradflow.solvers import resolve
 
 WIDTH = 64
@@ -57,7 +57,7 @@ def products(params: OneLayerParameters) -> OneLayerParameters:
 def repeated(
     field: Callable[[Any], Any], x: Any, step: Float[Array, ""], count: Int[Array, ""]
 ) -> Any:
-    """x ← x + step·field(x), `count` times: each evaluation needs the one before."""
+    """x ← x + step·field(x), `count` times: each evaluation depends on the last."""
 
     def advance(_: Any, x: Any) -> Any:
         return jax.tree.map(lambda a, b: a + step * b, x, field(x))
@@ -66,9 +66,9 @@ def repeated(
 
 
 def contestant(field: Callable[[Any], Any], x: Any) -> Callable[[], list[float]]:
-    """Seconds of one evaluation, from a loop of at least a twentieth of a second and
-    of so many turns that what the compiler moves out of it no longer counts."""
-    step = jnp.zeros(())  # the compiler does not know that nothing moves
+    """The seconds of one evaluation, from a loop that takes at least a twentieth of a
+    second and has enough iterations that work hoisted out of it is negligible."""
+    step = jnp.zeros(())  # an argument: the compiler does not know that it is zero
 
     def loop(count: int) -> float:
         run = lambda: jax.block_until_ready(  # noqa: E731
@@ -84,7 +84,7 @@ def contestant(field: Callable[[Any], Any], x: Any) -> Callable[[], list[float]]
 
 
 def measure(d: int, rounds: int) -> tuple[float, float]:
-    """Seconds of the vector field and of its products alone."""
+    """The seconds of the vector field and of its products alone."""
     zipf = 1 / np.arange(1, d + 1)
     chain = gradflow.MarkovChain.sticky(zipf / zipf.sum(), 0.5)
     model = gradflow.OneLayerTransformer(d, WIDTH)
@@ -147,7 +147,7 @@ def draw(sizes: list[int], field: np.ndarray, alone: np.ndarray, path: Path) -> 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="no more than d = 256")
+    parser.add_argument("--quick", action="store_true", help="stop at d = 256")
     parser.add_argument("--rounds", type=int, default=9)
     options = parser.parse_args()
     sizes = [2**i for i in range(2, 9 if options.quick else 12)]
@@ -166,7 +166,7 @@ def main() -> None:
     header = ("d", "vector field", "products alone", "ratio", "products' GFLOP/s")
     print(table(header, rows))
     draw(sizes, field, alone, FIGURE)
-    print(f"\nThe least of {options.rounds} rounds. Figure: {FIGURE}")
+    print(f"\nShortest of {options.rounds} rounds. Figure: {FIGURE}")
     print(footer("gradflow", "jax", "jaxlib"))
 
 

@@ -1,8 +1,9 @@
-"""What it costs to open a store of 10,000 results, against one of 100.
+"""The cost of opening a store of 10,000 results, compared with one of 100.
 
-A store is opened for its numbers without reading a result, and for an array at one
-point by reading that one. Each store is written as a sweep writes it, then opened many
-times in this process; how many result files were read is counted.
+Opening a store and reading its numbers should read no result file, and reading an array
+at one point should read only that point's file. Each store is written as by a sweep and
+then opened many times in this process, while the result files that are read are
+counted.
 """
 
 import argparse
@@ -20,11 +21,11 @@ from gradflow.sweeps._grid import as_grid
 from gradflow.sweeps._store import Store
 
 LENGTH = 500
-"""Entries of the array in each result, as a flow has times."""
+"""The length of the array in each result, about that of a flow's `ts`."""
 
 
 def build(path: Path, count: int) -> float:
-    """Write a store of `count` results, and return the seconds of one."""
+    """Write a store of `count` results and return the seconds per result."""
     grid = as_grid({"a": range(count // 10), "b": range(10)})
     store = Store.for_sweep(path, "benchmark", 1, grid)
     store.create(grid)
@@ -36,7 +37,7 @@ def build(path: Path, count: int) -> float:
 
 
 def files_read(run: Callable[[], object]) -> int:
-    """How many results `run` reads."""
+    """The number of result files that `run` reads."""
     original, count = _result.read, 0
 
     def counting(path: Path) -> bytes:
@@ -75,7 +76,7 @@ def main() -> None:
     head = [cell for n in options.counts for cell in (f"{n:,} results", "files read")]
     print(table(("", *head), rows))
     for count, seconds in writing.items():
-        print(f"\nWriting one of {count:,} results: {duration(seconds)}", end="")
+        print(f"\nWriting, per result, of {count:,}: {duration(seconds)}", end="")
     print(footer("gradflow", "xarray", "numpy"))
 
 

@@ -1,14 +1,14 @@
-"""Time against error of gradflow's solvers and of solvers from elsewhere.
+"""Time against error for gradflow's solvers and those of other libraries.
 
-Every solver is run at a sequence of tolerances (rtol, and atol = 1e-3·rtol) or, where
-its step is fixed, of steps α/λ_max, until its error is below the least that is asked
-for. The error is the largest difference to the reference solution of any entry at any
-of 200 logarithmically spaced times; the reference is one on which two methods of
-different kinds agree. A first run, untimed, counts the work; then all runs of all
-solvers take turns, and each one's least time counts. Solvers from elsewhere call
-compiled functions on the host (`_external_solvers.py` says what was done for them);
-gradflow's run in one compiled `diffeqsolve`, and as `integrate(auto)` in the whole of
-`gradflow.integrate`.
+Every solver runs at a sequence of tolerances (rtol, and atol = 1e-3·rtol) or, if its
+step is fixed, at a sequence of steps α/λ_max, until its error is below the smallest
+requested error. The error is the largest difference from the reference solution in any
+entry at any of 200 logarithmically spaced times; two methods of different kinds agree
+on the reference. A first, untimed run counts the work. After that all runs of all
+solvers take turns, and the shortest time of each counts. Solvers of other libraries run
+on the host and call compiled functions (`_external_solvers.py` says how they were
+tuned); gradflow's run in one compiled `diffeqsolve`, and `integrate(auto)` is the whole
+of `gradflow.integrate`.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-# Before NumPy is loaded: on a busy machine LAPACK's threads wait for one another.
+# Set before NumPy is loaded: on a busy machine LAPACK's threads wait for one another.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import _external_solvers
@@ -44,7 +44,7 @@ QUICK_SOLVERS = ("auto", "ndf", "integrate(auto)", "LSODA", "CVODE dense", "fixe
 
 @dataclass(frozen=True)
 class Row:
-    """A solver at one setting, from one seed."""
+    """The result of a solver at one setting from one seed."""
 
     problem: str
     seed: int
@@ -60,7 +60,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Note:
-    """What was not measured, and why."""
+    """A solver that was not measured, or not to the end, and the reason."""
 
     problem: str
     solver: str
@@ -68,7 +68,7 @@ class Note:
 
 
 class Entry:
-    """A solver at one setting from one start: what is timed."""
+    """A solver at one setting from one start, which is the unit that is timed."""
 
     def __init__(
         self,
@@ -102,8 +102,8 @@ def sweep(
     least: float,
     budget: float,
 ) -> tuple[list[Entry], str]:
-    """Runs from loose to tight until the error is below `least` from every start; and
-    what ended them before that, if anything."""
+    """Runs from loose to tight until the error is below `least` from every start, and
+    the reason if they ended before that."""
     y0, known = starts[0], truths[0]
     entries = []
     for setting in solver.settings:
@@ -111,7 +111,7 @@ def sweep(
         try:
             work = solver.rehearse(y0, setting, budget)
             entry = Entry(solver, setting, work, y0, known)
-            # Not every rehearsal can be ended in time.
+            # Not every rehearsal can be stopped in time.
             if entry()[0] > budget:
                 raise GaveUp(entry.reason) if entry.reason else over(budget)
         except GaveUp as reason:
@@ -120,7 +120,7 @@ def sweep(
         worst = entry.error
         for other, its_truth in zip(starts[1:], truths[1:], strict=True):
             if worst <= least:
-                with contextlib.suppress(GaveUp):  # it is noted when it is timed
+                with contextlib.suppress(GaveUp):  # reported when it is timed
                     error = its_truth.error(solver.solve(other, setting))
                     worst = max(worst, error)
         print(f"  {solver.name}, {label}: {worst:.1e}", file=sys.stderr)
@@ -144,8 +144,10 @@ def measure(
     }
     if options.solvers:
         if unknown := set(options.solvers) - set(factories):
-            there = ", ".join(factories)
-            raise SystemExit(f"No solver {', '.join(unknown)}; there are {there}")
+            raise SystemExit(
+                f"Unknown solvers: {', '.join(unknown)}. Choose from: "
+                f"{', '.join(factories)}."
+            )
         factories = {name: factories[name] for name in options.solvers}
     entries: list[Entry] = []
     notes = [
@@ -199,13 +201,14 @@ def _row(flow: Flow, seed: int, entry: Entry, seconds: float) -> Row:
 
 
 def fastest(rows: Iterable[Row], error: float) -> float:
-    """The least time of the runs whose error is at most `error`; infinite if none."""
+    """The shortest time among runs with an error of at most `error`; infinite if there
+    are none."""
     return min((row.seconds for row in rows if row.error <= error), default=np.inf)
 
 
 def interpolated(rows: Iterable[Row], error: float) -> float:
-    """The time at which the solver's curve passes `error`: from the two runs, next to
-    each other, whose errors enclose it, on logarithmic scales."""
+    """The time at which the solver's curve passes `error`, interpolated on logarithmic
+    scales between the two consecutive runs whose errors enclose it."""
     points = [(np.log(row.error), np.log(row.seconds)) for row in rows if row.error > 0]
     times = []
     for (e0, s0), (e1, s1) in itertools.pairwise(points):
@@ -215,8 +218,8 @@ def interpolated(rows: Iterable[Row], error: float) -> float:
 
 
 def comparison(rows: list[Row], errors: Iterable[float], baseline: str) -> str:
-    """For each error, what each solver takes and how many times the baseline's time:
-    the median over seeds, and the extremes."""
+    """For each error, each solver's time and its ratio to the baseline's: the median
+    over seeds, and the extremes."""
     solvers = list(dict.fromkeys(row.solver for row in rows))
     seeds = sorted({row.seed for row in rows})
 
@@ -244,8 +247,8 @@ def comparison(rows: list[Row], errors: Iterable[float], baseline: str) -> str:
                     f"{ratios.min():.2f} … {ratios.max():.2f}",
                 )
             )
-        header = ("", "fastest run", "on its curve", f"÷ {baseline}", "over seeds")
-        lines.append(f"Time at an error of at most {error:g}\n{table(header, cells)}")
+        header = ("", "fastest run", "interpolated", f"÷ {baseline}", "over seeds")
+        lines.append(f"Time for an error of at most {error:g}\n{table(header, cells)}")
     return "\n\n".join(lines)
 
 
@@ -254,7 +257,7 @@ def _time(seconds: float) -> str:
 
 
 def runs(rows: list[Row]) -> str:
-    """Every run of the first seed."""
+    """A table of all runs of the first seed."""
 
     def count(number: int | None) -> str:
         return "–" if number is None else f"{number:,}"
@@ -328,14 +331,14 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     add = parser.add_argument
     add("--problem", nargs="+", choices=_problems.NAMES, help="default: reference")
-    add("--solvers", nargs="+", help="by default all that there are")
+    add("--solvers", nargs="+", help="default: all")
     add("--errors", nargs="+", type=float, default=ERRORS)
     add("--seeds", type=int, default=1)
     add("--repeats", type=int, default=5)
     add("--t1", type=float, help="another horizon")
     add("--matrix", type=Path, help="a transition matrix, for the problem `matrix`")
-    add("--baseline", default="auto", help="what ratios are taken to")
-    add("--budget", type=float, default=20.0, help="seconds of a single run")
+    add("--baseline", default="auto", help="the solver that ratios refer to")
+    add("--budget", type=float, default=20.0, help="seconds allowed for a single run")
     add("--out", type=Path, default=Path("out/benchmarks"))
     add("--quick", action="store_true", help="a few solvers, t = 100, one repeat")
     options = parser.parse_args(arguments)
@@ -348,16 +351,16 @@ def main(arguments: list[str] | None = None) -> None:
         options.solvers = options.solvers or QUICK_SOLVERS
         options.errors = (1e-4, 1e-6)
 
-    # Host calls of small functions are three times as fast; a solve in one compiled
-    # function does not notice.
+    # This makes host calls of small functions three times as fast, and does not affect
+    # a solve in one compiled function.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     for name in options.problem:
         flow = _problems.problem(name, options.t1, options.matrix)
         print(f"{flow.title}\n")
         report(flow, *measure(flow, options), options)
     print(
-        f"\nThe least of {options.repeats} repeats, all runs taking turns; "
-        f"{options.seeds} seed(s). Errors are absolute.\n{_machine()}"
+        f"\nTimes are the shortest of {options.repeats} repeats, with all runs taking "
+        f"turns; {options.seeds} seed(s). Errors are absolute.\n{_machine()}"
     )
 
 

@@ -1,4 +1,4 @@
-"""The stages of several flows as bars over one logarithmic clock."""
+"""Draw the stages of several flows as bars over one logarithmic clock."""
 
 from typing import Any
 
@@ -9,8 +9,8 @@ from gradflow import plotting
 
 
 def draw_stages(ax: Axes, flows: dict[str, Any], start: float, end: float) -> None:
-    """A row for each flow, from the top, with the stages that `find_stages` found; time
-    runs from `start` to `end`. The names of the stages stand below."""
+    """Draw one row per flow, from the top, with the stages that `find_stages` found
+    between the times `start` and `end`. The legend below names the stages."""
     names = dict.fromkeys(stage.name for stages in flows.values() for stage in stages)
     for row, stages in enumerate(flows.values()):
         for stage in stages:

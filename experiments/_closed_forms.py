@@ -1,5 +1,5 @@
-"""The closed forms of Focus and Dilution for infinite context, and what to look at to
-see them on a flow."""
+"""The closed forms of *Focus and Dilution* for infinite context, and functions that
+measure them along a flow."""
 
 from typing import Any, NamedTuple
 
@@ -13,13 +13,13 @@ import gradflow
 
 
 def first_rate(law: Any) -> float:
-    """μ = ‖π‖·‖π - 1/d‖, at which the flow leaves θ = 0."""
+    """μ = ‖π‖·‖π - 1/d‖, the rate at which the flow leaves θ = 0."""
     law = np.asarray(law)
     return float(np.linalg.norm(law) * np.linalg.norm(law - 1 / law.size))
 
 
 class FirstSaddle(NamedTuple):
-    """θ¹: W0 = γαᵀ, W1 = αβᵀ, no attention, with α any unit vector."""
+    """θ¹: W0 = γαᵀ, W1 = αβᵀ and no attention, with α any unit vector."""
 
     gamma: np.ndarray
     """γ = gπ/‖π‖, g² = ‖c‖/‖π‖, c = log π - mean(log π)."""
@@ -61,7 +61,7 @@ class FirstSaddle(NamedTuple):
 
 
 class DistanceToFirstSaddle(eqx.Module):
-    """The distance of parameters to the nearest θ¹: over α the minimum of
+    """The distance from parameters to the nearest θ¹. The minimum over α of
     ‖W0 - γαᵀ‖² + ‖W1 - αβᵀ‖² + ‖WQ‖² + ‖WK‖² is at α ∝ W0ᵀγ + W1β."""
 
     gamma: Array
@@ -85,6 +85,6 @@ class DistanceToFirstSaddle(eqx.Module):
         return jnp.sqrt(sum(jnp.sum(x**2) for x in parts))
 
 
-def velocity(problem: Any, params: Any) -> Any:
+def velocity(problem: gradflow.Problem, params: Any) -> Any:
     """θ̇ = -∇L(θ)."""
     return jax.tree.map(jnp.negative, jax.grad(problem)(params))

@@ -1,8 +1,9 @@
-"""What every experiment does: options, the table of its numbers, its figure, its file.
+"""The frame of every experiment: options, a table of claims, a figure and a file.
 
-An experiment has a `measure(quick) -> Measurement` and a `draw(measurement) -> Figure`,
-and ends in `run(__doc__, measure, draw)`. Options: `--quick`, small enough for CI, and
-`--out`, the directory of `<script>.json`, `<script>.png` and `<script>.pdf`.
+An experiment defines `measure(quick) -> Measurement` and `draw(measurement) -> Figure`,
+and ends with `run(__doc__, measure, draw)`. Its options are `--quick`, which makes it
+small enough for CI, and `--out`, the directory for `<script>.json`, `<script>.png` and
+`<script>.pdf`.
 """
 
 import argparse
@@ -19,16 +20,22 @@ import gradflow
 
 REFERENCE_LAW = (0.75, 0.19, 0.05, 0.01)
 REFERENCE_STICKINESS = 0.5
+# Okabe and Ito's colours, which colour-blind readers can tell apart, without the yellow
+# that is invisible on white.
+COLOURS = (
+    *("#0072B2", "#D55E00", "#009E73", "#CC79A7"),
+    *("#E69F00", "#56B4E9", "#8C8C8C", "#000000"),
+)
 
 
 class Claim(NamedTuple):
-    """A number that theory gives, and what was obtained."""
+    """A number that theory predicts, and the number obtained."""
 
     what: str
     theory: float
     obtained: float
     within: float
-    """How far apart they may be: relative to theory, or absolute where that is zero."""
+    """The largest allowed difference, relative to theory; absolute if theory says 0."""
 
     @property
     def error(self) -> float:
@@ -41,13 +48,13 @@ class Claim(NamedTuple):
 
 
 class Measurement(NamedTuple):
-    """What an experiment found."""
+    """The results of an experiment."""
 
     claims: list[Claim]
     numbers: dict[str, Any]
-    """All that was measured: numbers, lists and arrays, for the file."""
+    """Everything that was measured: numbers, lists and arrays, for the JSON file."""
     data: Any = None
-    """For the figure only."""
+    """Data for the figure only."""
     text: str = ""
     """Printed before the table."""
 
@@ -67,7 +74,7 @@ def chain_problem(chain: gradflow.MarkovChain, width: int = 10) -> gradflow.Prob
 
 
 def slope(x: Any, y: Any) -> float:
-    """Of log y over log x, by least squares."""
+    """The slope of log y over log x, by least squares."""
     return float(np.polyfit(np.log(x), np.log(y), 1)[0])
 
 
@@ -78,8 +85,8 @@ def run(
     *,
     keeps: bool = False,
 ) -> None:
-    """With `keeps`, `measure` is also told the output directory: it keeps flows there
-    that take long."""
+    """Run an experiment from the command line. With `keeps`, `measure` is also given
+    the output directory, where it keeps flows that take long to compute."""
     parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="small enough for CI")
     parser.add_argument("--out", type=Path, default=Path("out"))
@@ -98,7 +105,7 @@ def run(
             f"{c.what:{width}}  {c.theory:>12.6g}  {c.obtained:>12.6g}  "
             f"{c.error:>8.1e}  {c.within:g}{verdict}"
         )
-    # The numbers first: a figure that fails must not lose them.
+    # Write the numbers first, so that they survive a figure that fails.
     write(options.out / f"{name}.json", options.quick, found)
     figure = draw(found)
     for suffix in ("png", "pdf"):
@@ -107,7 +114,7 @@ def run(
 
 
 def write(path: Path, quick: bool, found: Measurement) -> None:
-    """Whole or not at all."""
+    """Write the JSON file, completely or not at all."""
     content = {
         "quick": quick,
         "claims": [{**c._asdict(), "holds": c.holds} for c in found.claims],

@@ -1,8 +1,8 @@
-"""A text as a Markov chain, the flow of the one-layer Transformer on it, and what its
-tokens attend to along that flow; shared by the experiments on corpora.
+"""Shared by the experiments on corpora: a text as a Markov chain, the flow of the
+one-layer Transformer on it, and the attention of its tokens along that flow.
 
-With `--quick` it is the generated text of `data/`. A finished flow is kept in the
-output directory and not integrated again; one that was killed goes on from its
+With `--quick` the text is the generated one in `data/`. A finished flow is kept in the
+output directory and not integrated again; a flow that was killed resumes from its
 checkpoint there.
 """
 
@@ -28,15 +28,16 @@ BESIDE = Path(__file__).parents[2] / "shared" / "corpora"
 SMOOTHING = 1e-3
 SCALE, RTOL = 1e-3, 1e-6
 TIMES = 200
-"""Of a large flow there is no dense output: stages are sought on the saved times."""
+"""The number of saved times. A large flow has no dense output, so its stages are found
+from these."""
 DIFFUSE = 0.5
-"""Attention is diffuse as long as it is spread over at least half as many keys,
-exp(entropy), as at the start."""
+"""Attention is diffuse while it is spread over at least this fraction of the number of
+keys, exp(entropy), that it starts with."""
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 
 
 class Corpus(NamedTuple):
-    """A text, and the tokens that are watched in it."""
+    """A text and the tokens in it that are watched."""
 
     name: str
     read: Callable[[Any], list[str]]
@@ -58,13 +59,13 @@ class Size(NamedTuple):
 
 
 class Followed(NamedTuple):
-    """A flow on a corpus and what was seen at its saved times."""
+    """A flow on a corpus, and a `Seen` at its saved times."""
 
     flow: gradflow.Flow
     stages: gradflow.Stages
     seen: dict[str, Any]
     inputs: list[int]
-    """The numbers of the watched tokens."""
+    """The indices of the watched tokens."""
 
     @property
     def chain(self) -> Any:
@@ -73,9 +74,9 @@ class Followed(NamedTuple):
 
 
 class Seen(eqx.Module):
-    """At parameters θ: the attention of the inputs to all keys, the entropy of every
-    query's attention, every token's part of the loss, Σ_y P_iy log(1/p_i(y)), and how
-    far W0 has condensed, ‖πᵀW0‖/‖π‖."""
+    """Measurements at parameters θ: the attention of the inputs to all keys, the
+    entropy of every query's attention, every token's share of the loss,
+    Σ_y P_iy log(1/p_i(y)), and how far W0 has condensed, ‖πᵀW0‖/‖π‖."""
 
     problem: gradflow.Problem
     inputs: tuple[int, ...] = eqx.field(static=True)
@@ -102,7 +103,7 @@ def vocabulary_of(corpus: Corpus, tokens: list[str], size: int) -> corpora.Vocab
 
 
 def follow(corpus: Corpus, quick: bool, size: Size, out: Path) -> Followed:
-    """The flow on the corpus's bigrams at infinite context."""
+    """The flow on the corpus's bigrams with infinite context."""
     tokens = corpus.tokens(quick)
     vocabulary = vocabulary_of(corpus, tokens, size.vocabulary)
     chain = gradflow.MarkovChain.from_tokens(tokens, vocabulary, smoothing=SMOOTHING)
@@ -116,7 +117,7 @@ def follow(corpus: Corpus, quick: bool, size: Size, out: Path) -> Followed:
 def kept_flow(
     problem: gradflow.Problem, horizon: float, out: Path, name: str
 ) -> gradflow.Flow:
-    """The flow from entries N(0, ε²), read from the output directory if it is there."""
+    """The flow from entries N(0, ε²), read from the output directory if possible."""
     start = problem.init(seed=0, scale=SCALE)
     ts = np.append(0.0, np.geomspace(1.0, horizon, TIMES))
     path = out / f"{name}.npz"
@@ -140,22 +141,22 @@ def kept_flow(
         progress=True,
         checkpoint=out / f"{name}.checkpoint",
     )
-    # Without dense output, as it will be when it is read again.
+    # Drop the dense output, so that the flow is the same as when it is read again.
     return gradflow.Flow.load(flow.save(path))
 
 
 def _equal(a: Any, b: Any) -> bool:
-    """Whether two sets of parameters are, be they of NumPy or of JAX."""
+    """Whether two sets of parameters are equal, with NumPy or with JAX arrays."""
     return all(map(np.array_equal, jax.tree.leaves(a), jax.tree.leaves(b)))
 
 
 #
-# What is read off
+# Measurements
 #
 
 
 class Phase(NamedTuple):
-    """A stretch of time in which a token's attention is diffuse, or on one key."""
+    """An interval in which a token's attention is diffuse, or mostly on one key."""
 
     what: str
     start: float
@@ -166,8 +167,8 @@ class Phase(NamedTuple):
 
 
 def phases(followed: Followed, index: int) -> list[Phase]:
-    """What the index-th input attends to, in the order of time, on the saved times:
-    diffusely, or else mostly to the key that has most of its attention."""
+    """The phases of the index-th input's attention at the saved times, in order of
+    time: diffuse, or else on the key that gets most of it."""
     attention = followed.seen["attention"][:, index]
     keys = np.exp(followed.seen["entropy"][:, followed.inputs[index]])
     labels, me = followed.chain.labels, followed.inputs[index]
@@ -186,8 +187,8 @@ def phases(followed: Followed, index: int) -> list[Phase]:
 
 
 def bands(followed: Followed) -> dict[str, np.ndarray]:
-    """The mean entropy of attention over time, of queries in bands of frequency: the
-    tenth that is most frequent, the middle, and the half that is rarest."""
+    """The mean attention entropy over time for queries in three bands of frequency: the
+    most frequent tenth, the middle, and the rarest half."""
     law = followed.chain.stationary
     rank = np.argsort(np.argsort(-law, kind="stable"))
     d = len(law)
@@ -234,8 +235,8 @@ def numbers(corpus: Corpus, followed: Followed) -> dict[str, Any]:
 
 
 def rate_of_condensation(followed: Followed) -> float:
-    """d log(‖πᵀW0‖)/dt, while that grows from 10 to 50 times its start: beyond noise,
-    and before the loss is other than quadratic."""
+    """d log(‖πᵀW0‖)/dt while ‖πᵀW0‖ grows from 10 to 50 times its initial value: above
+    the noise, and while the loss is still quadratic."""
     size, ts = followed.seen["condensed"], followed.flow.ts
     grown = (size > 10 * size[0]) & (size < 50 * size[0])
     first = np.cumprod(grown | (size <= 10 * size[0])).astype(bool) & grown
@@ -253,12 +254,12 @@ def claims(followed: Followed) -> list[Claim]:
     mu = problem.known_saddles[0].rate
     start = float(np.mean(followed.seen["entropy"][0]))
     return [
-        Claim(f"d = {d}: loss at the start, log d", math.log(d), flow.loss[0], 1e-5),
-        Claim(f"d = {d}: attention entropy then, H(π)", entropy, start, 1e-5),
+        Claim(f"d = {d}: initial loss, log d", math.log(d), flow.loss[0], 1e-5),
+        Claim(f"d = {d}: initial attention entropy, H(π)", entropy, start, 1e-5),
         Claim(
             f"d = {d}: rate of condensation", mu, rate_of_condensation(followed), 0.02
         ),
-        Claim(f"d = {d}: energy balance, of what was released", 0.0, imbalance, 1e-5),
+        Claim(f"d = {d}: energy imbalance over energy released", 0.0, imbalance, 1e-5),
         Claim(f"d = {d}: largest drift of conserved quantities", 0.0, drift, 1e-4),
     ]
 
@@ -324,7 +325,8 @@ def draw(measurement: Measurement) -> Figure:
 
 
 def _draw_keys(ax: Axes, corpus: Corpus, followed: Followed) -> None:
-    """The attention of the one input to the keys that get most of it at some time."""
+    """Draw the attention of the single input to the keys that at some time get most of
+    it."""
     row, ts = followed.seen["attention"][:, 0], followed.flow.ts
     me, shown = followed.inputs[0], ts > 0
     order = [i for i in np.argsort(-row.max(axis=0)) if i != me][: len(COLOURS) - 2]
@@ -339,7 +341,7 @@ def _draw_keys(ax: Axes, corpus: Corpus, followed: Followed) -> None:
 
 
 def _draw_inputs(ax: Axes, corpus: Corpus, followed: Followed) -> None:
-    """Over how many keys each input spreads its attention."""
+    """Draw the number of keys over which each input spreads its attention."""
     ts = followed.flow.ts
     for i, (token, colour) in enumerate(zip(corpus.inputs, COLOURS, strict=False)):
         keys = np.exp(followed.seen["entropy"][:, followed.inputs[i]])

@@ -1,5 +1,5 @@
-"""What the experiments on the tensor factorisation share: targets, and what is measured
-of a plateau."""
+"""Shared by the experiments on the tensor factorisation: targets, and bands that mark
+the stages in a figure."""
 
 from typing import Any, Literal, NamedTuple
 
@@ -18,11 +18,11 @@ EQUATIONS = {
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 RATIO = 1.7
 BAND = ("#E69F00", "#56B4E9")
-"""Of the competitive phase, and of the cooperative one."""
+"""The colours of the competitive and of the cooperative phase."""
 
 
 class Target(NamedTuple):
-    """G = Σ_j A_j ⊗ e_j: pattern j, of which ‖A_j‖ falls with j, sits at position j."""
+    """G = Σ_j A_j ⊗ e_j: pattern j sits at position j, and ‖A_j‖ falls with j."""
 
     patterns: Float[np.ndarray, "patterns features"]
     """A_j."""
@@ -45,10 +45,12 @@ class Target(NamedTuple):
         return np.linalg.norm(self.patterns, axis=1)
 
     def plateau_loss(self, k: int) -> float:
-        """½Σ_{j > k} ‖A_j‖², what is left when k patterns are known."""
+        """½Σ_{j > k} ‖A_j‖², the loss that remains when k patterns are known."""
         return float(0.5 * np.sum(self.sizes[k:] ** 2))
 
-    def problem(self, geometry: Geometry, heads: int = 3) -> Any:
+    def problem(
+        self, geometry: Geometry, heads: int = 3
+    ) -> gradflow.TensorFactorisation:
         return gradflow.TensorFactorisation(self.G, heads, geometry)
 
 
@@ -56,7 +58,7 @@ def random_target(
     d: int, positions: int, seed: int = 0, *, orthogonal: bool = True
 ) -> Target:
     """Three random d × d matrices with entries N(0, 1/d), so that ‖A_1‖ = √d, scaled to
-    geometric importance; by default made orthogonal to each other."""
+    geometrically falling norms and, by default, made orthogonal to each other."""
     chain = gradflow.HighOrderChain.random(
         d, (1, 1, 1), ratio=RATIO, seed=seed, scale=1 / np.sqrt(d)
     )
@@ -68,20 +70,21 @@ def random_target(
 
 
 def orthogonal_target(size: float, positions: int, patterns: int = 3) -> Target:
-    """Orthogonal patterns with ‖A_1‖ = `size`, of geometric importance."""
+    """Orthogonal patterns with ‖A_1‖ = `size` and geometrically falling norms."""
     sizes = size * RATIO ** -np.arange(patterns, dtype=float)
     return Target(np.diag(sizes), positions)
 
 
 def reduced(target: Target) -> tuple[Target, Float[np.ndarray, "features patterns"]]:
-    """The same target in the coordinates of an orthonormal basis of span{A_j}, and the
+    """The same target in coordinates of an orthonormal basis of span{A_j}, and that
     basis."""
     basis, coordinates = np.linalg.qr(target.patterns.T)
     return Target(coordinates.T, target.positions), basis
 
 
 def shade_stages(axes: Any, stages: gradflow.Stages, *, named: Axes | None) -> None:
-    """Bands for the stages, and lines where they meet; their names above `named`."""
+    """Draw a band for each stage and lines where they meet, with the names above
+    `named`."""
     names, middles = [], []
     for ax in axes:
         low, high = ax.get_xlim()

@@ -1,4 +1,4 @@
-"""Lists of contexts of one size, so that one compilation serves all of them."""
+"""Pad lists of contexts to one size, so that they share one compilation."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ import gradflow
 
 
 class PaddedContexts(gradflow.Population):
-    """A population as it is, with contexts of weight zero up to a given number."""
+    """A population, padded with contexts of weight zero up to a given size."""
 
     chain: gradflow.MarkovChain
     weights: Float[np.ndarray, " contexts"]
@@ -24,7 +24,7 @@ class PaddedContexts(gradflow.Population):
         self.chain = population.chain
         self.weights = np.pad(population.weights, (0, more))
         self.queries = np.pad(population.queries, (0, more))
-        # Each token once, and any law: at weight zero they count for nothing.
+        # Each token once, and arbitrary targets: contexts of weight zero do not count.
         self.log_multiplicities = np.pad(
             population.log_multiplicities, ((0, more), (0, 0))
         )

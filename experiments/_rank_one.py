@@ -1,18 +1,19 @@
-"""What the experiments on the rank-one manifold share: its orbit from the first saddle,
+"""Shared by the experiments on the rank-one manifold: its orbit from the first saddle,
 and the Hessian across it.
 
-On W0 = γαᵀ, W1 = αβᵀ, WQ = q αᾱᵀ, WK = k αᾱᵀ the Hessian of the full loss falls apart.
-Let v be a unit vector across α and move W0 by xvᵀ, W1 by vyᵀ, WQ by a vᾱᵀ and WK by
-b vᾱᵀ. To first order neither M = W0 W1 nor Φ = W0 WQ WKᵀ W0ᵀ changes; to second order
+On W0 = γαᵀ, W1 = αβᵀ, WQ = q αᾱᵀ, WK = k αᾱᵀ the Hessian of the full loss splits into
+blocks. Let v be a unit vector orthogonal to α and move W0 by xvᵀ, W1 by vyᵀ, WQ by
+a vᾱᵀ and WK by b vᾱᵀ. To first order neither M = W0 W1 nor Φ = W0 WQ WKᵀ W0ᵀ changes;
+to second order
 
     δM = xyᵀ,   δΦ = k a xγᵀ + q b γxᵀ,
 
-so that the loss changes by xᵀB(y, a, b) with B = [G_M, k G_Φγ, q G_Φᵀγ], a matrix of
-d × (d+2). The Hessian across the manifold is thus [[0, B], [Bᵀ, 0]], once for each of
-the m-1 directions v: its eigenvalues are ± the singular values of B, and the flow
-leaves at the rate σ₁(B). Where G_Φ vanishes that is σ₁(G_M). Across ᾱ alone it is
-±γᵀG_Φγ, zero at a critical point. The rest is the Hessian along the manifold: that of
-`RankOneProblem`, and the turning of α and ᾱ.
+so that the loss changes by xᵀB(y, a, b) with the d × (d+2) matrix
+B = [G_M, k G_Φγ, q G_Φᵀγ]. The Hessian across the manifold is thus [[0, B], [Bᵀ, 0]],
+once for each of the m-1 directions v: its eigenvalues are ± the singular values of B,
+and the flow leaves at rate σ₁(B). Where G_Φ vanishes, this is σ₁(G_M). Across ᾱ alone
+the eigenvalues are ±γᵀG_Φγ, which is zero at a critical point. The remaining block is
+the Hessian along the manifold: that of `RankOneProblem`, and rotations of α and ᾱ.
 """
 
 from typing import Any, NamedTuple
@@ -24,11 +25,12 @@ import numpy as np
 import gradflow
 from gradflow.landscape import CriticalPoint, find_critical_point
 
-# Settles within 40 of its slowest time constants; compiles fastest, and is fast enough
-# for ten numbers.
+# The flow settles within 40 of its slowest time constants. This solver compiles fastest
+# and is fast enough for ten numbers.
 SOLVER = "tsit5"
 SEED = 1e-8
-"""q = k where the orbit from θ¹ starts: its limit q → 0 is off by the square of it."""
+"""q = k at the start of the orbit from θ¹. The error relative to the limit q → 0 is of
+the order of its square."""
 
 
 class Gradients(NamedTuple):
@@ -39,7 +41,7 @@ class Gradients(NamedTuple):
 
 
 def first_saddle(pi: np.ndarray, attention: float) -> gradflow.RankOneParameters:
-    """θ¹ of theory.md, γ = gπ/‖π‖ and β = c/(g‖π‖), with q = k = `attention`."""
+    """θ¹ of theory.md: γ = gπ/‖π‖ and β = c/(g‖π‖), with q = k = `attention`."""
     norm = np.linalg.norm(pi)
     c = np.log(pi) - np.mean(np.log(pi))
     g = np.sqrt(np.linalg.norm(c) / norm)
@@ -50,8 +52,8 @@ def first_saddle(pi: np.ndarray, attention: float) -> gradflow.RankOneParameters
 def orbit(
     reduction: gradflow.RankOneProblem, t1: float
 ) -> tuple[gradflow.Flow, CriticalPoint]:
-    """The rank-one flow that leaves θ¹ along its focus, and where it ends: polished by
-    Newton's method along the directions that are curved."""
+    """The rank-one flow that leaves θ¹ along the focus direction, and its end point,
+    polished by Newton's method along the curved directions."""
     pi = np.asarray(reduction.population.chain.stationary)
     flow = gradflow.integrate(
         reduction,
@@ -69,7 +71,7 @@ def orbit(
 
 @jax.jit
 def of_M_and_Phi(pi: Any, P: Any, M: Any, Phi: Any) -> tuple[Any, Any]:
-    """G_M and G_Φ of the loss with infinite context."""
+    """G_M and G_Φ of the infinite-context loss."""
 
     def loss(M: Any, Phi: Any) -> Any:
         attention = jax.nn.softmax(Phi + jnp.log(pi)[None], axis=1)
@@ -81,7 +83,7 @@ def of_M_and_Phi(pi: Any, P: Any, M: Any, Phi: Any) -> tuple[Any, Any]:
 def gradients(
     reduction: gradflow.RankOneProblem, params: gradflow.RankOneParameters
 ) -> Gradients:
-    """G_M, G_Φ and B at a state of the manifold, for infinite context."""
+    """G_M, G_Φ and B at a point of the manifold, for infinite context."""
     chain = reduction.population.chain
     gamma, beta = np.asarray(params.gamma), np.asarray(params.beta)
     q, k = float(params.q), float(params.k)

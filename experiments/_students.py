@@ -1,7 +1,7 @@
-"""What the experiments on students of high-order chains share: a student, what is seen
-of it along its flow, and the rungs of the ladder that it stands on.
+"""Shared by the experiments on students of high-order chains: a student, measurements
+along its flow, and the ladder that it climbs.
 
-The teacher is x_t ~ softmax(Σ_j A_j Σ_{i∈I(j)} α_i x_{t-i}), the student's logits are
+The teacher is x_t ~ softmax(Σ_j A_j Σ_{i∈I(j)} α_i x_{t-i}). The student's logits are
 Σ_k V_k Σ_i s_k[i] x_{t-i} with s_k = softmax(a_k); V starts at zero, a at N(0, ε²).
 """
 
@@ -17,9 +17,9 @@ from jaxtyping import Array, Float, Int
 import gradflow
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-"""Of blocks, and of rungs: what is the third is green in every figure."""
+"""The colours of blocks and of rungs: the third of either is green in every figure."""
 STYLES = ("-", "--", ":", "-.")
-"""Of heads."""
+"""The line styles of heads."""
 
 
 def teacher(
@@ -34,16 +34,15 @@ def teacher(
     uncorrelated: bool = False,
     **options: Any,
 ) -> gradflow.HighOrderChain:
-    """A chain whose A_k are Gaussian with ‖A_k‖_F = size · d · ratio^{1-k}, so that the
-    entries of A_1 are of that size, and, where `centred`, sum to zero along rows and
-    along columns; where `uncorrelated`, also ⟨A_j, A_k⟩ = 0 for j ≠ k, by Gram and
-    Schmidt.
+    """A chain with Gaussian A_k and ‖A_k‖_F = size · d · ratio^{1-k}, so that the
+    entries of A_1 are of order `size`. If `centred`, rows and columns sum to zero. If
+    `uncorrelated`, also ⟨A_j, A_k⟩ = 0 for j ≠ k, by Gram-Schmidt.
 
-    What is the same in all rows of A_k the law does not see; what is the same in all
-    its columns adds to the logits whatever was read, and no block can claim it. Of
-    Gaussian matrices both are of order 1/d of ‖A_k‖², and cosines between two of them
-    of order 1/d: little at the paper's d = 50, but not for the few tokens of a chain
-    whose contexts can be listed.
+    A part of A_k that is the same in all rows does not change the next-token
+    distribution; a part that is the same in all columns adds to the logits whatever
+    token was read, and belongs to no block. For Gaussian matrices both are of order 1/d
+    of ‖A_k‖², and cosines between two of them are of order 1/d: small at the paper's
+    d = 50, but not for the few tokens of a chain whose contexts can be listed.
     """
     drawn = gradflow.HighOrderChain.random(
         d, spans, ratio, seed=seed, reverse=reverse, scale=size, **options
@@ -61,17 +60,17 @@ def teacher(
 def student_of(
     chain: gradflow.HighOrderChain, heads: int | None = None
 ) -> gradflow.Problem:
-    """A student on all contexts of the chain; by default with a head for each block."""
+    """A student on all contexts of the chain, by default with one head per block."""
     model = gradflow.PositionalHeads(chain.size, chain.lags, heads or chain.blocks)
     return gradflow.Problem(model, gradflow.AllContexts(chain))
 
 
 class StudentWatch(eqx.Module):
-    """What is seen of a student, beside its observables of the same names:
+    """Measurements on a student: its loss, several of its observables, and
 
-    - `values` (heads × blocks): ⟨V_k, A_j⟩/‖A_j‖² of what is left of both when what is
-        the same for all next tokens, or for all tokens read, is taken away: the loss
-        does not see it.
+    - `values` (heads × blocks): ⟨V_k, A_j⟩/‖A_j‖² after both are centred, that is,
+        without the parts that are the same for all next tokens or for all tokens read,
+        which the loss does not depend on.
     """
 
     problem: gradflow.Problem
@@ -82,7 +81,6 @@ class StudentWatch(eqx.Module):
         A = _centred(A)
         inner = jnp.einsum("kyx,jyx->kj", _centred(params.V), A)
         names = (
-            "loss",
             "attention",
             "attention_to_blocks",
             "pattern_shares",
@@ -90,8 +88,11 @@ class StudentWatch(eqx.Module):
             "ladder",
             "head_overlap",
         )
-        seen = {name: known[name](params) for name in names}
-        return {**seen, "values": inner / jnp.sum(A**2, axis=(1, 2))[None, :]}
+        return {
+            "loss": self.problem(params),
+            **{name: known[name](params) for name in names},
+            "values": inner / jnp.sum(A**2, axis=(1, 2))[None, :],
+        }
 
 
 def _centred(matrices: Any) -> Any:
@@ -100,7 +101,7 @@ def _centred(matrices: Any) -> Any:
 
 
 class Followed(NamedTuple):
-    """A student's flow, its stages, and a `StudentWatch` at the times `ts`."""
+    """The flow of a student, its stages, and a `StudentWatch` at the times `ts`."""
 
     flow: gradflow.Flow
     stages: gradflow.Stages
@@ -114,7 +115,7 @@ class Followed(NamedTuple):
 
     @property
     def acquisitions(self) -> list[dict[str, Any]]:
-        """For the file and the table; blocks and heads are counted from one."""
+        """Rows for the file and the table; blocks and heads are counted from one."""
         return [
             {
                 "block": 1 + a.pattern,
@@ -158,20 +159,20 @@ class Ladder(eqx.Module):
 
 
 class Climb(NamedTuple):
-    """How a flow climbs the ladder."""
+    """The passage of a flow up the ladder."""
 
     ts: Float[np.ndarray, " times"]
     ladder: Float[np.ndarray, "times rungs"]
-    """D_j at `ts`: the steps of the solver and a logarithmic grid between them."""
+    """D_j at `ts`, the solver's steps merged with a logarithmic grid."""
     left: list[float]
-    """When each rung is left for the last time: infinite for the one that the flow
-    ends on, NaN for one that it is never on."""
+    """The time at which each rung is left for the last time: infinite for the rung on
+    which the flow ends, NaN for a rung that it never visits."""
     path: list[int]
-    """The rungs in the order in which the flow is on them, counted from one."""
+    """The rungs in the order in which the flow visits them, counted from one."""
 
     @property
     def rung(self) -> Int[np.ndarray, " times"]:
-        """The nearest, counted from one."""
+        """The nearest rung, counted from one."""
         return 1 + np.argmin(self.ladder, axis=1)
 
     @property
@@ -180,28 +181,30 @@ class Climb(NamedTuple):
 
     @property
     def is_ordered(self) -> bool:
-        """Whether all rungs that the flow was on were left in their order."""
+        """Whether the rungs that the flow visited were left for the last time in
+        order."""
         left = [t for t in self.left if not np.isnan(t)]
         return all(a < b for a, b in itertools.pairwise(left))
 
     @property
     def is_monotone(self) -> bool:
-        """Whether the flow is on each rung once, one after the other."""
+        """Whether the flow visits each rung exactly once, in order."""
         return self.path == list(range(1, 1 + self.ladder.shape[1]))
 
 
 GRID = 1000
-"""Times on a logarithmic clock at which the rung is looked at, beside the solver's."""
+"""The number of times on a logarithmic grid at which the rung is computed, in addition
+to the solver's steps."""
 REFINED, REFINEMENTS = 32, 4
-"""An interval in which the rung changes is cut into so many parts, so many times: the
-change is then located to 1e-6 of the interval."""
+"""An interval in which the rung changes is divided into `REFINED` points, `REFINEMENTS`
+times, which locates the change to 1e-6 of the interval."""
 
 
 def climb(flow: gradflow.Flow, problem: gradflow.Problem) -> Climb:
     """The ladder of `problem` along a flow.
 
-    Where the nearest rung changes is looked for on the solver's steps and on a fine
-    logarithmic grid between them, and located on the solver's dense output.
+    Changes of the nearest rung are detected on the solver's steps and a fine
+    logarithmic grid, and located on the solver's dense output.
     """
     ladder = Ladder(problem)
     end = float(flow.ts[-1])
@@ -220,7 +223,7 @@ def climb(flow: gradflow.Flow, problem: gradflow.Problem) -> Climb:
 def _changes(
     flow: gradflow.Flow, ladder: Ladder, ts: Any, rung: Any, refinements: int
 ) -> Iterator[tuple[float, int, int]]:
-    """When the rung changes, from which and to which."""
+    """The times at which the rung changes, each with the rungs before and after."""
     for i in np.flatnonzero(np.diff(rung)):
         if refinements == 0:
             yield float(ts[i + 1]), int(rung[i]), int(rung[i + 1])
@@ -236,9 +239,9 @@ def _changes(
 
 
 class SampleOnAllContexts(gradflow.Positional):
-    """A `gradflow.Sample` as it is, listed on all contexts of its source: those that do
-    not occur have weight zero. Samples of any size then have one shape, and one
-    compiled solve serves all of them."""
+    """A `gradflow.Sample` listed on all contexts of its source, where contexts that do
+    not occur have weight zero. Samples of any size then have the same shape and share
+    one compiled solve."""
 
     weights: Float[np.ndarray, " contexts"]
     windows: Int[np.ndarray, "contexts lags"]
@@ -249,7 +252,7 @@ class SampleOnAllContexts(gradflow.Positional):
     def __init__(self, sample: gradflow.Sample):
         source = sample.source
         if source is None:
-            raise ValueError("`sample` must know its source.")
+            raise ValueError("`sample` must have a source: pass `source` to Sample.")
         shape = (source.vocabulary,) * source.lags
         where = np.ravel_multi_index(tuple(sample.windows.T), shape)
         self.weights = np.zeros(source.size)
@@ -261,15 +264,15 @@ class SampleOnAllContexts(gradflow.Positional):
 
 
 #
-# What so many blocks can tell
+# The best loss with a given number of blocks
 #
 
 
 def linear_optimum(chain: gradflow.HighOrderChain, blocks: int) -> float:
-    """The least cross-entropy of logits that are linear in the mean tokens
-    Σ_{i∈I(j)} α_i x_{t-i} of the strongest `blocks` blocks; with none, log d.
+    """The smallest cross-entropy of logits that are linear in the mean tokens
+    Σ_{i∈I(j)} α_i x_{t-i} of the `blocks` strongest blocks; log d for no blocks.
 
-    A logistic regression, convex, by Newton's method in NumPy.
+    This is a logistic regression, which is convex, solved by Newton's method in NumPy.
     """
     d, kept = chain.size, np.sort(chain.importance[:blocks])
     windows, mean = chain.contexts(), chain.stationary

@@ -1,4 +1,5 @@
-"""What the experiments on stages watch along a flow, on the steps of its solver."""
+"""Shared by the experiments on stages: measurements along a flow, at its solver's
+steps."""
 
 from typing import Any, NamedTuple
 
@@ -6,21 +7,21 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 import gradflow
 
 
 class Watch(eqx.Module):
-    """Of parameters θ, with velocity θ̇ = -∇L(θ), u₁, s₁, v₁ the leading singular
-    vectors and value of W0 and a₁, σ₁, b₁ those of WQ WKᵀ:
+    """Measurements at parameters θ with velocity θ̇ = -∇L(θ). Let u₁, s₁, v₁ be the
+    leading singular vectors and value of W0, and a₁, σ₁, b₁ those of WQ WKᵀ:
 
     - `s1` and `root`: s₁ and √σ₁;
     - `condensation_rate`: d log s₁/dt;
-    - `condensation`: |u₁ᵀπ|/‖π‖, one where W0 ∝ παᵀ;
-    - `second`: s₂/s₁, zero where W0 has rank one;
-    - `attention_rate`: d log √σ₁/dt, that of WQ and WK where they grow alike;
-    - `sides`: a₁ᵀb₁, ±1 where WQ ≈ ±WK;
+    - `condensation`: |u₁ᵀπ|/‖π‖, which is one if W0 ∝ παᵀ;
+    - `second`: s₂/s₁, which is zero if W0 has rank one;
+    - `attention_rate`: d log √σ₁/dt, the growth rate of WQ and WK if they grow alike;
+    - `sides`: a₁ᵀb₁, which is ±1 if WQ ≈ ±WK;
     - `phi`: ⟨Φ, ππᵀ⟩/(‖Φ‖‖π‖²) with Φ = W0 WQ WKᵀ W0ᵀ;
     - `log_speed`: log ‖∇L‖.
     """
@@ -51,7 +52,7 @@ class Watch(eqx.Module):
 
 
 class Watched(NamedTuple):
-    """A flow, its stages, and a `Watch` at the times `ts`, those of its steps."""
+    """A flow, its stages, and a `Watch` at `ts`, the times of its steps."""
 
     flow: gradflow.Flow
     stages: gradflow.Stages
@@ -60,35 +61,44 @@ class Watched(NamedTuple):
 
     @property
     def condensation_rate(self) -> float:
-        """The largest d log s₁/dt of the flow."""
+        """The largest d log s₁/dt along the flow."""
         return float(np.max(self.seen["condensation_rate"]))
 
-    def within(self, start: float, end: float) -> Any:
-        """Which steps lie between two times."""
+    def within(self, start: float, end: float) -> Bool[np.ndarray, " steps"]:
+        """A mask of the steps between two times."""
         return (self.ts >= start) & (self.ts <= end)
 
     @property
-    def rest(self) -> Any:
-        """The plateau near θ¹: the flow's first but for its start; or None."""
+    def rest(self) -> gradflow.Plateau | None:
+        """The plateau near θ¹, which is the flow's first one apart from its start; None
+        if there is none."""
         between = [p for p in self.stages.plateaus if 0 < p.slowest < self.ts[-1]]
         return between[0] if between else None
 
     def at_rest(self, name: str) -> float:
-        """What was seen where the flow is slowest near θ¹; NaN where it never is."""
+        """The measurement `name` where the flow is slowest near θ¹; NaN if the flow has
+        no such plateau."""
         if self.rest is None:
             return float("nan")
         return float(self.seen[name][np.searchsorted(self.ts, self.rest.slowest)])
 
     @property
-    def first_focus(self) -> Any:
+    def first_focus(self) -> gradflow.Stage | None:
         """The first stage of focus or anti-focus, or None."""
         return next((s for s in self.stages if s.name.endswith("focus")), None)
 
     @property
+    def focus(self) -> gradflow.Stage:
+        """The first stage of focus or anti-focus, which must exist."""
+        if self.first_focus is None:
+            raise RuntimeError(f"The flow has no focus:\n{self.stages}")
+        return self.first_focus
+
+    @property
     def focus_rate(self) -> float:
-        """d log √σ₁/dt where it is steadiest, |d rate/dt|/rate² least, between the time
-        at which the flow is slowest near θ¹ and the end of that plateau: later on the
-        attention is no longer small, and its growth no longer linear. NaN where the
+        """d log √σ₁/dt where it is steadiest (|d rate/dt|/rate² is smallest), between
+        the time at which the flow is slowest near θ¹ and the end of that plateau. Later
+        the attention is no longer small, and its growth no longer linear. NaN if the
         flow has no such plateau."""
         if self.rest is None:
             return float("nan")

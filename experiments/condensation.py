@@ -1,29 +1,31 @@
 """Experiment 2: from a small start the embedding condenses on π at a known rate.
 
-Claim. The flow leaves θ = 0 along W0 ≈ σ₁ (π/‖π‖)αᵀ, with
+Claim. From entries N(0, ε²) the flow leaves θ = 0 along W0 ≈ σ₁ (π/‖π‖)αᵀ, with
 
     d log σ₁(W0)/dt → μ = ‖π‖·‖π - 1/d‖    and    cos(u₁, π) → 1    as ε → 0,
 
-u₁ the first left singular vector of W0, from entries N(0, ε²); meanwhile the attention
-stays where it started.
+where u₁ is the first left singular vector of W0. The attention meanwhile stays where it
+started.
 
-How fast it converges. Without attention ∂L/∂M = π(p - π)ᵀ exactly, with p the predicted
-law: W0 moves along π only, and the rest of it stays as it began, of size ε.
+Speed of convergence. Without attention ∂L/∂M = π(p - π)ᵀ exactly, where p is the
+predicted distribution: W0 moves only along π, and the rest of it keeps its initial
+size ε.
 
-- *Rate.* Linearly the part of W0 along π is a e^{μt} + b e^{-μt} with a, b of size ε,
-  next to a constant rest of size ε, so the rate is μ up to e^{-2μt}; the curvature of
-  the loss slows it down by (ε e^{μt})². The sum is least at e^{2μt} ~ 1/ε, where it is
-  of order ε. So the rate is read half way, where σ₁ is the geometric mean of its first
-  and its largest value. (Its largest value is no measure of μ: where a and b nearly
-  cancel at the start it is there, above μ by several percent at any ε.)
-- *Direction.* When σ₁ has come to size one the angle to π is of order ε, and
-  1 - cos(u₁, π) of order ε². Measured at its best in the stage.
-- *Attention.* ẆQ is of order σ₁²‖WK‖ and σ₁ is of size one for a short time only: ‖WQ‖
+- *Rate.* In the linear regime the part of W0 along π is a e^{μt} + b e^{-μt} with a and
+  b of size ε, plus a constant rest of size ε, so the rate is μ up to e^{-2μt}. The
+  curvature of the loss slows it down by (ε e^{μt})². The sum of the two errors is
+  smallest at e^{2μt} ~ 1/ε, where it is of order ε. The rate is therefore read half
+  way, where σ₁ is the geometric mean of its first and its largest value. (The largest
+  rate does not measure μ: if a and b nearly cancel at the start, the rate is largest
+  there, several percent above μ at any ε.)
+- *Direction.* Once σ₁ is of size one, the angle to π is of order ε and 1 - cos(u₁, π)
+  of order ε². We take its smallest value within the stage.
+- *Attention.* ẆQ is of order σ₁²‖WK‖, and σ₁ is of size one only for a short time: ‖WQ‖
   grows by a factor that does not depend on ε, and Φ = W0 WQ WKᵀ W0ᵀ is of order ε².
-  Measured at the end of the stage.
+  Both are measured at the end of the stage.
 
-The stage ends here when the loss has come 99 % of the way from log d to H(π), its value
-at the first saddle.
+The stage ends when the loss has gone 99 % of the way from log d to H(π), its value at
+the first saddle.
 """
 
 from typing import Any, NamedTuple
@@ -33,6 +35,7 @@ import jax.numpy as jnp
 import numpy as np
 from _closed_forms import first_rate, velocity
 from _common import (
+    COLOURS,
     REFERENCE_LAW,
     REFERENCE_STICKINESS,
     Claim,
@@ -45,10 +48,10 @@ from _common import (
 from matplotlib.figure import Figure
 
 import gradflow
-from gradflow.plotting._common import COLOURS
 
 AFTERWARDS = 20.0
-"""How long to go on once growth at rate μ alone would have brought W0 to size one."""
+"""How long to continue after growth at rate μ alone would have brought W0 to size
+one."""
 FINEST = 1e-6
 
 
@@ -59,9 +62,9 @@ class Stage(NamedTuple):
     rates: np.ndarray
     """d log σ₁(W0)/dt."""
     rate: float
-    """Half way."""
+    """The rate half way."""
     misalignment: float
-    """1 - cos(u₁, π), the least."""
+    """The smallest 1 - cos(u₁, π)."""
     focus: float
     """‖Φ‖ at the end."""
     attention_growth: float
@@ -77,13 +80,13 @@ class _Watch(eqx.Module):
         U, s, Vt = jnp.linalg.svd(params.W0, full_matrices=False)
         u, moves = U[:, 0], velocity(self.problem, params)
         cosine = jnp.abs(u @ direction)
-        beside = u - (u @ direction) * direction
+        across = u - (u @ direction) * direction
         Phi = params.W0 @ params.WQ @ params.WK.T @ params.W0.T
         return {
             "log_size": jnp.log(s[0]),
             "rate": u @ moves.W0 @ Vt[0] / s[0],
             # 1 - cos without cancellation: sin²/(1 + cos).
-            "misalignment": beside @ beside / (1 + cosine),
+            "misalignment": across @ across / (1 + cosine),
             "loss": self.problem(params),
             "focus": jnp.linalg.norm(Phi),
             "attention": jnp.linalg.norm(params.WQ),
@@ -118,7 +121,7 @@ def condense(
 
 
 def half_way(log_size: np.ndarray, rates: np.ndarray) -> float:
-    """The rate where the size is the geometric mean of its first and its largest."""
+    """The rate where the size is the geometric mean of its first and largest value."""
     top = int(np.argmax(log_size))
     middle = 0.5 * (log_size[0] + log_size[top])
     after = int(np.flatnonzero(log_size[: top + 1] < middle)[-1]) + 1
@@ -138,15 +141,13 @@ def measure(quick: bool) -> Measurement:
 
     at = scales.index(1e-4)
     claims = [
-        Claim(
-            "rate at ε = 1e-6, farthest of seeds", mu, farthest(stages[-1], mu), 0.01
-        ),
-        Claim("its error's order in ε", 1.0, order(scales, errors), 0.05),
-        Claim("cos(u₁, π) at ε = 1e-4, least of seeds", 1.0, 1 - tilts[at].max(), 1e-3),
+        Claim("rate at ε = 1e-6, worst seed", mu, farthest(stages[-1], mu), 0.01),
+        Claim("order of its error in ε", 1.0, order(scales, errors), 0.05),
+        Claim("cos(u₁, π) at ε = 1e-4, worst seed", 1.0, 1 - tilts[at].max(), 1e-3),
         Claim("order of 1 - cos in ε", 2.0, order(scales, tilts), 0.05),
         Claim("order of ‖Φ‖ at the end in ε", 2.0, order(scales, focus), 0.05),
         Claim(
-            f"rate over μ for {len(laws)} random π at ε = 1e-6, farthest",
+            f"rate/μ for {len(laws)} random π at ε = 1e-6, worst",
             1.0,
             max(obtained / predicted, key=lambda ratio: abs(ratio - 1)),
             0.01,
@@ -167,7 +168,7 @@ def measure(quick: bool) -> Measurement:
 
 
 def other_laws(count: int) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
-    """Random laws, uniform on the simplex; the rates by theory, and measured."""
+    """Random π, uniform on the simplex, with the predicted and the measured rates."""
     rng = np.random.default_rng(0)
     laws = [rng.dirichlet(np.ones(len(REFERENCE_LAW))) for _ in range(count)]
     problems = [sticky_problem(law, REFERENCE_STICKINESS) for law in laws]
@@ -180,7 +181,7 @@ def farthest(stages: list[Stage], rate: float) -> float:
 
 
 def order(scales: list[float], values: np.ndarray) -> float:
-    """Of the geometric mean over seeds, as a power of ε."""
+    """The power of ε in the geometric mean over seeds."""
     return slope(scales, np.exp(np.mean(np.log(values), axis=1)))
 
 
@@ -237,7 +238,7 @@ def draw(found: Measurement) -> Figure:
     laws.set(
         xlabel=r"theory $\|\pi\|\,\|\pi-1/d\|$",
         ylabel="rate measured half way",
-        title="(d) Other stationary laws",
+        title="(d) Other stationary distributions",
     )
     laws.legend(loc="upper left")
     return figure
@@ -246,7 +247,7 @@ def draw(found: Measurement) -> Figure:
 def against_scale(
     ax: Any, scales: Any, values: np.ndarray, power: int, label: str, colour: str
 ) -> None:
-    """Points for the seeds, and the order that theory predicts as a line."""
+    """Draw a point for each seed, and a line with the order that theory predicts."""
     e = np.asarray(scales)
     mean = np.exp(np.mean(np.log(values), axis=1))
     constant = np.exp(np.mean(np.log(mean) - power * np.log(e)))

@@ -1,28 +1,31 @@
-"""Experiment 6, the degenerate point: what exchangeable rare tokens do to the flow.
+"""Experiment 6, the degenerate point: the effect of exchangeable rare tokens.
 
 **Claim.** If the rare tokens are exchangeable, the rank-one flow ends at a critical
 point θ* where G_M = ∂L/∂M and G_Φ = ∂L/∂Φ both vanish. No direction grows there, and
-the full flow stalls. A split δ of the rare frequencies makes it a saddle, which the
-full flow leaves after a time of order log(√δ/ε)/δ.
+the full flow stalls. A split δ of the rare frequencies turns θ* into a saddle, which
+the full flow leaves after a time of order log(√δ/ε)/δ.
 
 **Definitions.** P = λI + (1-λ)1πᵀ with λ = 1/2 and π = (0.7, 0.1+δ, 0.1, 0.1-δ). θ* is
-the end of the rank-one flow that leaves θ¹ by its focus, integrated until it rests and
-polished by Newton's method on the rank-one loss. *Transverse* is the unstable
-eigenvalue of the full Hessian at θ* across the rank-one manifold, by theory
-μ = σ₁([G_M, k G_Φγ, q G_Φᵀγ]) (see `_rank_one.py`), here read off the full Hessian,
--λ_min, and off G_M. *Tangential* is that of the Hessian of the rank-one loss in its
-2d+2 numbers, max(0, -λ_min); zero to rounding here, which is below any C δ². The next
-cycle starts with a new direction: when the second singular value σ₂ of W0 is half of S,
-what it comes to. (At S ∝ √δ the flow rests again; how it goes on is not measured here.)
+the end of the rank-one flow that leaves θ¹ along the focus direction, integrated until
+it comes to rest and polished by Newton's method on the rank-one loss. The *transverse*
+eigenvalue is the unstable eigenvalue of the full Hessian at θ* across the rank-one
+manifold. In theory it is μ = σ₁([G_M, k G_Φγ, q G_Φᵀγ]) (see `_rank_one.py`); here it
+is computed from the full Hessian, as -λ_min, and from G_M. The *tangential* eigenvalue
+is max(0, -λ_min) for the Hessian of the rank-one loss in its 2d+2 numbers; here it is
+zero up to rounding, which is below any C δ². The next cycle starts with a new
+direction: its time is when the second singular value σ₂ of W0 reaches half of S, the
+value at which it saturates. (At S ∝ √δ the flow comes to rest again; its continuation
+is not measured here.)
 
-**Theory.** μ ∝ δ, (m-1)-fold; tangential at most C δ². Across the manifold the top
-singular pair (u, v) of G_M grows as A e^{μ(t-s)}, A = ‖uᵀW0 - vᵀW1ᵀ‖/√2 at a time s of
-the stall, and saturates at σ₂ = S as a pitchfork does,
+**Theory.** μ ∝ δ, with multiplicity m-1; the tangential eigenvalue is at most C δ².
+Across the manifold the top singular pair (u, v) of G_M grows as A e^{μ(t-s)}, where
+A = ‖uᵀW0 - vᵀW1ᵀ‖/√2 at a time s during the stall, and saturates at σ₂ = S like a
+pitchfork,
 
     σ₂² = x²/(1 + x²/S²),  x = (A/√2) e^{μ(t-s)},
 
-so that it is at S/2 at the time s + log(√(2/3)·S/A)/μ; A ∝ ε gives a time that grows by
-1/μ with each e-fold of the initial scale ε; S ∝ √δ.
+so that σ₂ = S/2 at the time s + log(√(2/3)·S/A)/μ. As A ∝ ε, this time grows by 1/μ
+with each e-fold of 1/ε; and S ∝ √δ.
 """
 
 from functools import partial
@@ -30,31 +33,30 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from _common import Claim, Measurement, run, slope, sticky_problem
+from _common import COLOURS, Claim, Measurement, run, slope, sticky_problem
 from _rank_one import gradients, of_M_and_Phi, orbit
 from matplotlib.figure import Figure
 
 import gradflow
 from gradflow.landscape import CriticalPoint, hessian_spectrum
-from gradflow.plotting._common import COLOURS
 
 STICKINESS = 0.5
 SETTLED = 1500.0
-"""When the rank-one flow rests: its slowest rate is 0.047."""
+"""A time by which the rank-one flow is at rest: its slowest rate is 0.047."""
 STALLED = 3000.0
-"""When the full flow does, and nothing has grown yet for δ ≤ 1e-3."""
+"""A time at which the full flow is at rest and nothing has grown yet, for δ ≤ 1e-3."""
 SCALE = 1e-8
 LARGEST_SPLIT = 1e-3
 
 
 class End(NamedTuple):
-    """The end of the rank-one flow at a split."""
+    """The end of the rank-one flow at one split."""
 
     point: CriticalPoint
     G_M: np.ndarray
     G_Phi: np.ndarray
     spectrum: np.ndarray
-    """Of the full Hessian."""
+    """The eigenvalues of the full Hessian."""
 
     @property
     def transverse(self) -> float:
@@ -70,13 +72,14 @@ class End(NamedTuple):
 
     @property
     def error(self) -> float:
-        """How far θ* may be from the critical manifold: ‖∇L‖ over the least λ > 0."""
+        """A bound on the distance of θ* from the critical manifold: ‖∇L‖ over the
+        smallest λ > 0."""
         curved = self.point.eigenvalues[self.point.eigenvalues > 1e-6]
         return float(self.point.gradient_norm / curved[0])
 
 
 class Escape(NamedTuple):
-    """How a full flow leaves the degenerate point."""
+    """The escape of a full flow from the degenerate point."""
 
     split: float
     scale: float
@@ -89,7 +92,7 @@ class Escape(NamedTuple):
     """A."""
     rate: float
     time: float
-    """When σ₂ is half of S."""
+    """The time at which σ₂ is half of S."""
 
     @property
     def expected(self) -> float:
@@ -97,14 +100,14 @@ class Escape(NamedTuple):
 
     @property
     def theory(self) -> np.ndarray:
-        """σ₂ of the pitchfork at the times."""
+        """σ₂ of the pitchfork at the same times."""
         exponent = np.minimum(self.rate * (self.times - STALLED), 300.0)
         x = self.start / np.sqrt(2) * np.exp(exponent)
         return x / np.sqrt(1 + (x / self.largest) ** 2)
 
 
 class Seen(NamedTuple):
-    """For the figure."""
+    """Data for the figure."""
 
     splits: np.ndarray
     ends: list[End]
@@ -141,16 +144,16 @@ def measure(quick: bool) -> Measurement:
         Claim(f"δ = 0: growth of σ₂(W0), t = {STALLED:g} to {horizon:g}", 1.0,
               second[-1] / second[late][0], 1e-6),
         Claim("slope of the transverse eigenvalue in δ", 1.0, slope(splits, mu), 0.05),
-        Claim("multiplicity m-1, least", width - 1, min(e.multiplicity for e in ends),
+        Claim("lowest multiplicity, m-1", width - 1, min(e.multiplicity for e in ends),
               0.0),
-        Claim("multiplicity m-1, most", width - 1, max(e.multiplicity for e in ends),
+        Claim("highest multiplicity, m-1", width - 1, max(e.multiplicity for e in ends),
               0.0),
         Claim("transverse eigenvalue over σ₁(G_M), worst", 1.0,
               _worst([e.transverse / _norm(e.G_M, 2) for e in ends]), 1e-6),
         Claim("largest tangential eigenvalue", 0.0, tangential.max(), 1e-14),
         *(Claim(f"time of the next cycle, δ = {e.split:.1e}, ε = {e.scale:g}",
                 e.expected, e.time, 0.02) for e in [*escapes, *others]),
-        Claim("its growth with log(1/ε), times μ", 1.0, per_fold * mu[-1], 0.02),
+        Claim("its increase per e-fold of 1/ε, times μ", 1.0, per_fold * mu[-1], 0.02),
         Claim("slope of S in δ", 0.5,
               slope([e.split for e in escapes], [e.largest for e in escapes]), 0.05),
     ]  # fmt: skip
@@ -247,7 +250,7 @@ def _both_gradients(pi: Any, P: Any, params: Any) -> Any:
 
 
 def stall(t1: float) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """The full flow without a split, on a logarithmic clock."""
+    """The full flow without a split, at logarithmically spaced times."""
     flow = flow_at(0.0, 1e-6, t1)
     problem: Any = flow.problem
     chain = problem.population.chain
@@ -261,7 +264,8 @@ def stall(t1: float) -> tuple[np.ndarray, dict[str, np.ndarray]]:
 
 
 def escape(split: float, scale: float) -> Escape:
-    """The full flow until σ₂ has come to its largest, and how the theory says it."""
+    """The full flow until σ₂ reaches its largest value, with the numbers that the
+    theory needs."""
     problem = problem_at(split)
     reduction = gradflow.RankOneProblem(problem.population)
     _, point = orbit(reduction, SETTLED)

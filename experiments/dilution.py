@@ -1,61 +1,62 @@
-"""Experiment 5, dilution: the rank-one flow, and when and how fast the full one leaves.
+"""Experiment 5, dilution: the rank-one flow, and how the full flow departs from it.
 
 **Claim.** After θ¹ the full flow follows the rank-one manifold
 
     W0 = γαᵀ,  W1 = αβᵀ,  WQ = q αᾱᵀ,  WK = k αᾱᵀ,
 
-whose flow is an ODE in 2d+2 numbers, past the peak of focus and through dilution; then
-it parts from it, as the end point θ* of the rank-one flow is a saddle of the full loss.
+whose flow is an ODE in 2d+2 numbers, past the peak of focus and through dilution. It
+then departs from the manifold, because the end point θ* of the rank-one flow is a
+saddle of the full loss.
 
 **Definitions.** ε is the initial scale. The *orbit* is the rank-one flow that leaves θ¹
-by its focus (q = k → 0). The *distance* is ‖θ - θ'‖/‖θ‖, θ' the state that the reduced
-flow stands for, started by `gradflow.compare_rank_one` from the full flow's state when
-it is nearest to the manifold. They have *parted* when it exceeds 1 %.
+along the focus direction (q = k → 0). The *distance* is ‖θ - θ'‖/‖θ‖, where θ' embeds
+the state of the reduced flow; `gradflow.compare_rank_one` starts the reduced flow from
+the full flow's state when that is nearest to the manifold. The two flows have *parted*
+when the distance exceeds 1 %.
 
 **Theory.**
 
 - Rate. The Hessian of the full loss across the manifold is m-1 copies of
-  [[0, B], [Bᵀ, 0]], B = [G_M, k G_Φγ, q G_Φᵀγ] (see `_rank_one.py`): the distance grows
-  at the rate μ = σ₁(B) at θ*, an (m-1)-fold eigenvalue -μ of the full Hessian.
-- Distance. Linearised about the reduced flow, Ẋ = -[[0, B(t)], [B(t)ᵀ, 0]] X with X the
-  part of the start that projecting took away.
+  [[0, B], [Bᵀ, 0]], B = [G_M, k G_Φγ, q G_Φᵀγ] (see `_rank_one.py`). The distance grows
+  at rate μ = σ₁(B) at θ*, where -μ is an (m-1)-fold eigenvalue of the full Hessian.
+- Distance. Linearised about the reduced flow, Ẋ = -[[0, B(t)], [B(t)ᵀ, 0]] X, where X
+  starts as the part of the initial state that the projection removed.
 - Parting time. Noise of size ε must grow at θ⁰, θ¹ and θ*, one after the other:
   dt/d log(1/ε) = 1/(‖π‖·‖π - 1/d‖) + 1/κ + 1/μ.
-- Embeddings. From θ¹ to θ*, γ of the frequent token grows and all the others fall, as
-  on the orbit.
+- Embeddings. From θ¹ to θ*, γ of the frequent token grows and those of all others fall,
+  as on the orbit.
 - Focus. The attention to the frequent token rises from 0.75, peaks at 0.773, 0.754 and
-  0.751 (theory.md) and decays, for the rare queries, as on the orbit; query 0 keeps
-  its focus.
+  0.751 (theory.md) and decays for the rare queries, as on the orbit; query 0 keeps its
+  focus.
 """
 
 from typing import Any, NamedTuple
 
 import numpy as np
-from _common import REFERENCE_LAW, Claim, Measurement, reference_problem, run
+from _common import COLOURS, REFERENCE_LAW, Claim, Measurement, reference_problem, run
 from _rank_one import SOLVER, Gradients, gradients, orbit, rate_across
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 import gradflow
 from gradflow.landscape import hessian_spectrum
-from gradflow.plotting._common import COLOURS
 
 SCALE = 1e-6
 FITTED = (1e-4, 1e-2)
 """Distances between which the rate of parting is measured."""
 HORIZON = 1000.0
 STEP = 0.5
-"""Of linear theory."""
+"""The time step of the linear theory."""
 SETTLED = 4000.0
-"""When the rank-one flow has ended: its slowest rate is 0.011."""
+"""A time by which the rank-one flow is at rest: its slowest rate is 0.011."""
 
 
 class Seen(NamedTuple):
-    """For the figure."""
+    """Data for the figure."""
 
     comparison: gradflow.RankOneComparison
     linear: np.ndarray
-    """The distance by linear theory, at the comparison's times."""
+    """The distance predicted by linear theory at the comparison's times."""
     rate: float
     times: np.ndarray
     full_gamma: np.ndarray
@@ -94,8 +95,8 @@ def measure(quick: bool) -> Measurement:
     full_times = np.linspace(0.0, until, 1200)
     W0, full_attention = comparison.full.observe(_Watched(problem), full_times)
     full_gamma = W0 @ comparison.alpha
-    # The orbit has no clock of its own: γ of token 0, which grows all the way, is half
-    # way from θ¹ to θ* at the same time.
+    # The orbit's origin of time is arbitrary. Align the clocks where γ of token 0,
+    # which grows all the way, is half way from θ¹ to θ*.
     half = 0.5 * (gamma[0, 0] + gamma[-1, 0])
     shift = _passes(full_times, full_gamma, half) - _passes(times, gamma, half)
     peaks, orbit_peaks = full_attention.max(axis=0), attention.max(axis=0)
@@ -111,8 +112,8 @@ def measure(quick: bool) -> Measurement:
 
     rare = range(1, chain.size)
     claims = [
-        Claim("rate of parting: σ₁(B) at θ*, distance grows at", mu, rate, 0.01),
-        Claim("σ₁(B) at θ*, full Hessian's -λ_min", mu, -spectrum[0], 1e-9),
+        Claim("growth rate of the distance, σ₁(B) at θ*", mu, rate, 0.01),
+        Claim("-λ_min of the full Hessian, σ₁(B) at θ*", mu, -spectrum[0], 1e-9),
         Claim("multiplicity m-1", problem.model.width - 1,
               int(np.sum(np.abs(spectrum + mu) < 1e-6 * mu)), 0.0),
         Claim(f"parting time at ε = {SCALE:g}, linear theory", linear_parting,
@@ -121,7 +122,7 @@ def measure(quick: bool) -> Measurement:
         *(Claim(f"peak attention of query {i} to token 0", orbit_peaks[i], peaks[i],
                 2e-3) for i in rare),
         Claim("attention of query 0 to token 0", 1.0, peaks[0], 1e-3),
-        *(Claim(f"decayed attention of query {i}, at parting", orbit_decayed[i],
+        *(Claim(f"decayed attention of query {i} at parting", orbit_decayed[i],
                 decayed[i], 5e-3) for i in rare),
         *(Claim(f"Δγ_{j} since θ¹, at parting", orbit_moved[j], moved[j], 5e-3)
           for j in range(chain.size)),
@@ -163,7 +164,7 @@ def measure(quick: bool) -> Measurement:
 
 
 class _Watched:
-    """W0 and the attention of each query to the most frequent token, 0."""
+    """W0, and each query's attention to token 0, the most frequent one."""
 
     def __init__(self, problem: gradflow.Problem):
         self.attention = problem.observables["attention"]
@@ -187,7 +188,7 @@ def _compared(problem: gradflow.Problem, scale: float) -> gradflow.RankOneCompar
 def _along_orbit(
     flow: gradflow.Flow, reduction: gradflow.RankOneProblem
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Times, γ and the attention to token 0; the last is where it ends."""
+    """The times, γ and the attention to token 0; the last entry is the end point."""
     times = np.append(np.linspace(0.0, 1000.0, 2001), SETTLED)
     attention = reduction.observables["attention"]
     gamma, row = flow.observe(lambda p: (p.gamma, attention(p)[:, 0]), times)
@@ -195,14 +196,15 @@ def _along_orbit(
 
 
 def _passes(times: np.ndarray, gamma: np.ndarray, level: float) -> float:
-    """When γ of token 0 first does."""
+    """The time at which γ of token 0 first passes `level`."""
     last = int(np.argmax(gamma[:, 0] > level))
     two = slice(last - 1, last + 1)
     return float(np.interp(level, gamma[two, 0], times[two]))
 
 
 def _rate_of_parting(comparison: gradflow.RankOneComparison) -> tuple[float, float]:
-    """d log(distance)/dt between two distances, and the largest residual of the fit."""
+    """d log(distance)/dt between the distances in `FITTED`, and the largest residual of
+    the fit."""
     window = [comparison.parts_at(level) for level in FITTED]
     inside = (comparison.times >= window[0]) & (comparison.times <= window[1])
     t, log_distance = comparison.times[inside], np.log(comparison.distance[inside])
@@ -213,13 +215,13 @@ def _rate_of_parting(comparison: gradflow.RankOneComparison) -> tuple[float, flo
 def _linear_distance(
     comparison: gradflow.RankOneComparison, reduction: gradflow.RankOneProblem
 ) -> np.ndarray:
-    """The distance by the linearisation across the manifold about the reduced flow, at
-    the comparison's times. The Hessian is taken as constant, its value half way,
-    between times `STEP` apart."""
+    """The distance at the comparison's times, from the linearisation about the reduced
+    flow across the manifold. The Hessian is held constant over each `STEP`, at its
+    value half way."""
     alpha, alpha_bar = comparison.alpha, comparison.alpha_bar
     first = comparison.full.at(comparison.start)
     W0, WQ, WK, W1 = (np.asarray(getattr(first, n)) for n in ("W0", "WQ", "WK", "W1"))
-    # Across α; across ᾱ alone; and across both, where nothing moves.
+    # The parts across α, across ᾱ alone, and across both, where nothing moves.
     X = _across(np.vstack([W0, W1.T, WQ @ alpha_bar, WK @ alpha_bar]), alpha)
     Y = _across(np.vstack([alpha @ WQ, alpha @ WK]), alpha_bar)
     rest = [_across(_across(W, alpha_bar).T, alpha) for W in (WQ, WK)]
@@ -346,7 +348,7 @@ def _draw_tokens(
 
 
 def _draw_peaks(seen: Seen, ax: Any) -> None:
-    """The peaks of focus, which are low for rare queries."""
+    """Draw the peaks of focus, which are low for rare queries."""
     peak = seen.times[np.argmax(seen.full_attention[:, 1])]
     inset = ax.inset_axes((0.53, 0.55, 0.44, 0.36))
     at = np.linspace(peak - 40, peak + 15, 23)

@@ -1,28 +1,29 @@
 """Experiment 16: with a finite sample, stopping early stops on a lower rung.
 
-Definitions. From N examples (a context and the token after it) drawn from the chain the
-*empirical* loss is flowed, exactly: distinct contexts are merged and weighted by how
-often they occur. The population loss M, over all contexts under the chain's stationary
-law, is only observed. The best stopping time is t* = argmin M(θ(t)), located where
-dM/dt = ⟨∇M, θ̇⟩ changes sign on the solver's dense output; the rung at t* is the j for
-which the teacher with its j strongest blocks is nearest to the student in KL, as in
-experiment 15.
+Definitions. The flow is the exact gradient flow of the *empirical* loss on N examples
+(a context and the token after it) drawn from the chain: equal contexts are merged and
+weighted by how often they occur. The population loss M, over all contexts under the
+chain's stationary distribution, is only observed. The best stopping time is
+t* = argmin M(θ(t)), located where dM/dt = ⟨∇M, θ̇⟩ changes sign on the solver's dense
+output. The rung at t* is the j for which the teacher with its j strongest blocks is
+nearest to the student in KL, as in experiment 15.
 
-Claims. In the median over the seeds of the sample, (1) the rung at t* does not decrease
-with N; (2) t* grows with N as long as there is a rung to climb, up to the first N whose
-median rung is the last; (3) for every sample smaller than that M(t*) is below M at the
-end, as the flow goes on to fit what the sample has and the chain has not.
+Claims. In the median over samples, (1) the rung at t* does not decrease with N; (2) t*
+grows with N while there is a rung left to climb, up to the first N whose median rung is
+the last; (3) for every sample smaller than that, M(t*) is below M at the end, because
+the flow goes on to fit features of the sample that the chain does not have.
 
-What does not hold. (2) and (3) were first claimed of all N, and fail there. Once on the
-last rung t* grows no more: its median is the end of the flow at N = 4,096 and 16,384,
-and 2.1e4 at 65,536. Of the 36 samples from N = 1,024 on 21 never get worse: M falls to
-what it is at the end, and t* is the end. A flow counts as one that gets worse where
-M(end) - M(t*) > 1e-9, a threshold set when the gains were known; most are above 1e-6 or
-below 1e-13.
+What fails. (2) and (3) were first claimed for all N, where they are false. Once on the
+last rung, t* no longer grows: its median is the end of the flow at N = 4,096 and
+16,384, and 2.1e4 at 65,536. Of the 36 samples with N ≥ 1,024, 21 never get worse: M
+falls until the end, and t* is the end. A flow counts as getting worse if
+M(end) - M(t*) > 1e-9, a threshold chosen after the gains were known; most of them are
+above 1e-6 or below 1e-13.
 
 Instance. One chain: vocabulary 5, spans 1, 1, 1, r = 1.7, centred matrices, entries of
-A_1 of size 1. Three heads, initial scale 1e-3, horizon 1e6. A sample is N/64 sequences
-with 64 examples each; a seed is of sample and start. `--quick`: vocabulary 4.
+A_1 of size 1. Three heads, initial scale 1e-3, horizon 1e6. A sample consists of N/64
+sequences with 64 examples each; a seed determines the sample and the start. `--quick`:
+vocabulary 4.
 """
 
 from typing import Any, NamedTuple
@@ -37,14 +38,14 @@ import gradflow
 
 RATIO, STRENGTH, SCALE, HORIZON = 1.7, 1.0, 1e-3, 1e6
 EXAMPLES = 64
-"""In one sequence of a sample."""
+"""The number of examples in one sequence of a sample."""
 RESOLUTION = 1e-9
-"""Of a population loss at the tolerances of the flow."""
+"""The resolution of the population loss at the tolerances of the flow."""
 SHOWN = np.geomspace(1e-1, HORIZON, 300)
 
 
 class Stop(NamedTuple):
-    """The flow on one sample, and where it should have stopped."""
+    """The flow on one sample, and its best stopping time."""
 
     size: int
     seed: int
@@ -52,11 +53,11 @@ class Stop(NamedTuple):
     t: float
     rung: int
     loss: float
-    """Of the population, at t."""
+    """The population loss at t."""
     final_loss: float
-    """Of the population, at the end."""
+    """The population loss at the end."""
     empirical_loss: float
-    """Of the sample, at the end."""
+    """The loss on the sample at the end."""
     curve: Any
     """The population loss at `SHOWN`."""
 
@@ -82,7 +83,7 @@ def measure(quick: bool) -> Measurement:
     small = [s for s in stops if s.size in sizes[: climbing - 1]]
     claims = [
         Claim(
-            "largest median rung, of all sizes",
+            "largest median rung over all sizes",
             chain.blocks,
             max(medians["rung"]),
             0,
@@ -94,13 +95,13 @@ def measure(quick: bool) -> Measurement:
             0,
         ),
         Claim(
-            "of those that climb, with a median t* below that of a smaller one",
+            "climbing sizes at which the median t* is below that of a smaller sample",
             0,
             _falls(medians["t"][:climbing]),
             0,
         ),
         Claim(
-            "smaller samples whose loss at t* is below that at the end",
+            "smaller samples with a lower loss at t* than at the end",
             len(small),
             sum(s.gets_worse for s in small),
             0,
@@ -210,7 +211,7 @@ def draw(measurement: Measurement) -> Figure:
         losses.plot(x, y, "o", color=colour, alpha=0.35, markersize=4)
         losses.plot(sizes, np.array(medians[key]) - H, color=colour, label=label)
     losses.set(yscale="log", ylabel="population loss - entropy rate (nats)")
-    losses.set_title("(d) What stopping early is worth", loc="left")
+    losses.set_title("(d) The gain from stopping early", loc="left")
     for ax in (times, rungs, losses):
         ax.set(xscale="log", xlabel="examples in the sample, $N$")
     for ax in (times, losses):

@@ -1,33 +1,36 @@
-"""Experiment 8: the stages of finite contexts, and how they become those of s = ∞.
+"""Experiment 8: the stages with finite contexts, and their limit s = ∞.
 
-Claim. The population of contexts of length s is exact here: every (last token, counts)
-with its probability. Without attention and weights the gradient is
+Claim. The population of contexts of length s is exact: it has every pair (last token,
+counts) with its probability. At zero weights the gradient is
 
     ∂L/∂M = G_s = Σ_c w_c n̄_c (1/d - P_{i_c})ᵀ = π1ᵀ/d - diag(π) A_s P,
     A_s = (1/s) Σ_{t<s} Pᵗ,
 
-n̄_c the frequencies in context c and i_c its last token. For the sticky chain
+where n̄_c are the frequencies in context c and i_c is its last token. For the sticky
+chain
 
-    G_s = π(1/d - π)ᵀ - λ a_s (diag(π) - ππᵀ),   a_s = (1 - λˢ)/(s(1 - λ)):
+    G_s = π(1/d - π)ᵀ - λ a_s (diag(π) - ππᵀ),   a_s = (1 - λˢ)/(s(1 - λ)),
 
-the limit, of rank one, and a correction of order 1/s and of rank d - 1. So
+which is the limit, of rank one, plus a correction of order 1/s and of rank d - 1. So
 
 - W0 and W1 condense at rate σ₁(G_s), which tends to ‖π‖·‖π - 1/d‖ like 1/s;
-- for s < ∞ further directions, of rates σ₂(G_s), … of order 1/s, are unstable at 0 too.
-  A context then tells of its last token without any attention, by what it counts;
+- for s < ∞ further directions are also unstable at 0, with rates σ₂(G_s), … of order
+  1/s, because the counts in a context carry information about its last token even
+  without attention;
 - the loss on the plateau of θ¹, the rate of focus and, once s is large, the times at
   which stages end tend to those of s = ∞ like 1/s.
 
-Instances: sticky chains with λ = 0.5, m = k = 10, ε = 1e-3; π = (0.75, 0.2, 0.05) with
-s = 2 … 64, which shows the stages, and π = (0.8, 0.2) with s = 2 … 4096, of so few
-contexts that large s is cheap, which shows the convergence.
+Instances: sticky chains with λ = 0.5, m = k = 10, ε = 1e-3. π = (0.75, 0.2, 0.05) with
+s = 2 … 64 shows the stages; π = (0.8, 0.2) with s = 2 … 4096 shows the convergence,
+because it has so few contexts that large s is cheap.
 
-The rate of condensation is the largest d log s₁(W0)/dt, that of focus
-d log √σ₁(WQ WKᵀ)/dt where it is steadiest on the way out of the plateau of θ¹; the loss
-on that plateau is taken at the time 2 log(1/ε)/σ₁(G_∞). Slopes, of log differences from
-s = ∞ over log s, are between the two largest s. As focus lasts log(1/ε)/κ_s, with
-κ_s - κ of order 1/s, its end converges only where that is small against κ, which for
-d = 2 is small itself: the slope of its end is claimed of s = 2048 → 4096 only.
+The rate of condensation is the largest d log s₁(W0)/dt. The rate of focus is
+d log √σ₁(WQ WKᵀ)/dt where it is steadiest as the flow leaves the plateau of θ¹. The
+loss on that plateau is taken at time 2 log(1/ε)/σ₁(G_∞). Slopes are those of the log
+difference from s = ∞ over log s, between the two largest s. Focus lasts log(1/ε)/κ_s,
+where κ_s - κ is of order 1/s, so its end converges only once that difference is small
+compared with κ. For d = 2, κ itself is small: the slope of the end of focus is claimed
+only for s = 2048 → 4096.
 """
 
 from collections.abc import Callable
@@ -49,7 +52,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 
 
 class Instance(NamedTuple):
-    """A stationary law and lengths s, in groups each of which is compiled once."""
+    """A stationary distribution π and lengths s, in groups that share a compilation."""
 
     law: tuple[float, ...]
     groups: tuple[tuple[int, ...], ...]
@@ -61,14 +64,14 @@ QUICK = Instance((0.8, 0.2), ((2, 256, 512),))
 
 
 class Length(NamedTuple):
-    """What was found for one length."""
+    """The results for one context length."""
 
     watched: Watched
     rates: np.ndarray
     """The singular values of G_s."""
     contexts: int
     plateau_loss: float
-    """At the time 2 log(1/ε)/σ₁(G_∞)."""
+    """The loss at time 2 log(1/ε)/σ₁(G_∞)."""
 
     @property
     def stages(self) -> gradflow.Stages:
@@ -159,8 +162,8 @@ def _claims(
 
 
 def _slopes(found: dict[str, Length]) -> dict[str, float]:
-    """Of the distances from s = ∞, between the two largest s; of the ends of stages as
-    far as these are the same."""
+    """The slopes of the distances from s = ∞, between the two largest s; for the ends
+    of stages as far as the stages are the same."""
     limit, long = found[INFINITE], list(found)[-2:]
     measures: dict[str, Callable[[Length], Any]] = {
         "σ₁(G_s)": lambda length: length.rates[0],
@@ -210,7 +213,7 @@ def _table(found: dict[str, Length]) -> str:
     short = {"new direction": "new", "condensation": "cond"}
     lines = [
         f"{'s':>4} {'contexts':>8} {'σ₁(G)':>8} {'σ₂(G)':>8} {'rate':>8} "
-        f"{'plateau':>8} {'focus':>8}  stages, and when they end"
+        f"{'plateau':>8} {'focus':>8}  stages and the times at which they end"
     ]
     for s, length in found.items():
         told = ", ".join(

@@ -1,35 +1,38 @@
-"""Experiment 3: the first saddle θ¹, and the focus that the attention leaves it with.
+"""Experiment 3: the first saddle θ¹, and the focus of attention as the flow leaves it.
 
 Claims, for infinite context, with γ = gπ/‖π‖, β = c/(g‖π‖), c = log π - mean(log π),
 g² = ‖c‖/‖π‖:
 
-1. *The saddle.* From N(0, ε²) the flow comes to rest near W0 = γαᵀ, W1 = αβᵀ, WQ = WK =
-   0 (α any unit vector), where L = H(π) and as many directions are unstable as the head
-   is wide. `gradflow.find_saddles` searches from the flow's slowest point; what it
-   finds is compared with θ¹ by M = W0 W1, which is γβᵀ whatever α and whatever factors
-   W0 and W1 exchange, and by the distance to the nearest θ¹ over all α. With s as below
-   the flow comes as near as e^{-st} + ε e^{|κ|t} and at best r = ε^{s/(s+|κ|)}. The
-   attention is that large then and has moved the embeddings by r² (claim 4), along null
-   directions too, which the search leaves alone: M is off by order ε^{2s/(s+|κ|)}.
-2. *The rate.* There the attention grows at rate |κ|,
-   κ = [Σ_i π_i γ_i ((P - 1πᵀ)β)_i]·Var_π(γ), whatever P with that π: against the lowest
-   Hessian eigenvalue at θ¹, k-fold, and against ½ d log‖WQ WKᵀ‖/dt on a flow from ε,
-   where it is steadiest while the flow is near θ¹ (|L - H(π)| below 1 % of the fall to
-   it, from log d, and of the fall after it, to the entropy rate).
-   *How fast it converges.* With s the lowest positive curvature at θ¹ among the
-   embeddings, they are still e^{-st} away from it after a time t, and the attention has
-   acted back by (ε e^{|κ|t})². The sum is least at e^{(s+2|κ|)t} ~ ε^{-2}: the error is
-   of order ε^{2s/(s+2|κ|)}, slow where tokens are rare, as s is at most of order min π.
-   The random laws here have all frequencies above 0.01, the lowest of the reference
-   law. (One of frequencies down to 0.0002 had s = 0.2 |κ|, and an error of 2.1 % at
-   ε = 1e-6.)
-3. *The direction.* Φ/‖Φ‖ → sign(κ) ππᵀ/‖ππᵀ‖, for κ < 0 away from frequent tokens. W0
-   keeps a part of size ε beside π from its start: 1 - |cos| is at best of order ε².
-4. *The response.* Embeddings respond at next order, ‖ΔW0‖ ∝ ‖WQ‖². On a flow from a
-   random start this is covered by the embeddings' own relaxation, so here a flow starts
-   at the exact θ¹ plus δv, v a unit vector of the unstable eigenspace: then W0 moves
-   only as the attention makes it move. To second order θ = θ¹ + a v + a² w with
-   a = δ e^{|κ|t}, and θ̇ = -∇L gives
+1. *The saddle.* From N(0, ε²) the flow comes to rest near W0 = γαᵀ, W1 = αβᵀ,
+   WQ = WK = 0 (α any unit vector), where L = H(π) and the number of unstable directions
+   is the head's width. `gradflow.find_saddles` searches from the flow's slowest point.
+   Its result is compared with θ¹ through M = W0 W1, which is γβᵀ for every α and
+   however W0 and W1 share out their factors, and through the distance to the nearest θ¹
+   over all α. With s as below, the flow's distance is of order e^{-st} + ε e^{|κ|t},
+   which is at best r = ε^{s/(s+|κ|)}. By then the attention has size r and has moved
+   the embeddings by r² (claim 4), partly along null directions, which the search does
+   not correct: M is off by order ε^{2s/(s+|κ|)}.
+2. *The rate.* At θ¹ the attention grows at rate |κ|,
+   κ = [Σ_i π_i γ_i ((P - 1πᵀ)β)_i]·Var_π(γ), for every P with this π. This is compared
+   with the lowest Hessian eigenvalue at θ¹, which is k-fold, and with
+   ½ d log‖WQ WKᵀ‖/dt on a flow from ε, where it is steadiest while the flow is near θ¹
+   (|L - H(π)| is below 1 % of the fall from log d to H(π), and of the fall from H(π) to
+   the entropy rate).
+   *Speed of convergence.* Let s be the lowest positive curvature at θ¹ among the
+   embeddings. After a time t they are still e^{-st} away from θ¹, and the attention has
+   acted back on them by (ε e^{|κ|t})². The sum is smallest at e^{(s+2|κ|)t} ~ ε^{-2}:
+   the error is of order ε^{2s/(s+2|κ|)}, which converges slowly if some tokens are
+   rare, because s is at most of order min π. The random π here have all frequencies
+   above 0.01, the lowest frequency of the reference instance. (A π with frequencies
+   down to 0.0002 had s = 0.2 |κ| and an error of 2.1 % at ε = 1e-6.)
+3. *The direction.* Φ/‖Φ‖ → sign(κ) ππᵀ/‖ππᵀ‖; for κ < 0 attention turns away from
+   frequent tokens. W0 keeps an initial part of size ε orthogonal to π, so 1 - |cos| is
+   at best of order ε².
+4. *The response.* The embeddings respond at the next order, ‖ΔW0‖ ∝ ‖WQ‖². On a flow
+   from a random start the embeddings' own relaxation hides this, so here the flow
+   starts at the exact θ¹ plus δv, where v is a unit vector in the unstable eigenspace:
+   W0 then moves only in response to the attention. To second order
+   θ = θ¹ + a v + a² w with a = δ e^{|κ|t}, and θ̇ = -∇L gives
 
        (∇²L + 2|κ|) w = -½ ∇³L[v, v],
 
@@ -50,6 +53,7 @@ from _closed_forms import (
     velocity,
 )
 from _common import (
+    COLOURS,
     REFERENCE_LAW,
     Claim,
     Measurement,
@@ -63,30 +67,29 @@ from matplotlib.figure import Figure
 
 import gradflow
 from gradflow.landscape import Spectrum, hessian_spectrum
-from gradflow.plotting._common import COLOURS
 
 FINEST = 1e-6
 LEAST_FREQUENCY = 0.01
 WIDTH = 10
 KICK = 1e-5
-"""δ, by which the flow of claim 4 starts beside θ¹."""
+"""δ, the distance from θ¹ at which the flow of claim 4 starts."""
 RESPONSE_RANGE = (1e-3, 3e-2)
-"""Of ‖WQ‖, in which the power is fitted: above what the start left behind, δ², and
-below the next order."""
+"""The range of ‖WQ‖ in which the power is fitted: above δ², which remains from the
+start, and below the next order."""
 
 
 class Focus(NamedTuple):
-    """How the attention grew near θ¹, on one flow."""
+    """The growth of the attention near θ¹ on one flow."""
 
     flow: gradflow.Flow
     ts: np.ndarray
-    """While the flow was near θ¹."""
+    """The times while the flow was near θ¹."""
     rates: np.ndarray
-    """½ d log‖WQ WKᵀ‖/dt then."""
+    """½ d log‖WQ WKᵀ‖/dt at these times."""
     rate: float
-    """The steadiest of them."""
+    """The steadiest of these rates."""
     cosine: float
-    """Of Φ with ππᵀ, the farthest from zero since the flow came near θ¹."""
+    """The cosine of Φ and ππᵀ farthest from zero since the flow came near θ¹."""
 
 
 class _Watch(eqx.Module):
@@ -106,7 +109,7 @@ class _Watch(eqx.Module):
 
 
 def focus(problem: gradflow.Problem, scale: float, seed: int = 0) -> Focus:
-    """A flow from entries N(0, scale²) until after it left θ¹."""
+    """A flow from entries N(0, scale²) until after it has left θ¹."""
     chain = problem.population.chain
     saddle, mu = FirstSaddle.of(chain), first_rate(chain.stationary)
     kappa = abs(saddle.kappa)
@@ -124,13 +127,14 @@ def focus(problem: gradflow.Problem, scale: float, seed: int = 0) -> Focus:
 
 
 def steadiest(ts: np.ndarray, rates: np.ndarray) -> float:
-    """The rate where it changes least in the time in which it makes a difference."""
+    """The rate where it changes least over its own time constant."""
     change = np.abs(np.gradient(rates, ts))
     return float(rates[np.argmin(change / rates**2 + np.where(rates > 0, 0, np.inf))])
 
 
 def chains(quick: bool) -> dict[str, gradflow.MarkovChain]:
-    """Ten random sticky ones; of general P with the reference law, of either sign."""
+    """Ten random sticky chains, and general P with the reference π and κ of either
+    sign."""
     rng, found = np.random.default_rng(0), {}
     while len(found) < (2 if quick else 10):
         law, stickiness = rng.dirichlet(np.ones(4)), rng.uniform(0.1, 0.9)
@@ -165,7 +169,7 @@ class Response(NamedTuple):
     moved: np.ndarray
     """‖ΔW0‖."""
     coefficient: float
-    """Of ‖ΔW0‖ over ‖WQ‖², by theory."""
+    """‖ΔW0‖/‖WQ‖² in theory."""
 
 
 def response(problem: gradflow.Problem, spectrum: Spectrum, kappa: float) -> Response:
@@ -225,7 +229,7 @@ def measure(quick: bool) -> Measurement:
     rate_order = 2 * s / (s + 2 * theory.kappa)
     saddle_order = 2 * s / (s + theory.kappa)
     claims = [
-        Claim("loss at the saddle visited (ε = 1e-6)", theory.loss, finest.loss, 1e-9),
+        Claim("loss at the saddle found (ε = 1e-6)", theory.loss, finest.loss, 1e-9),
         Claim("its index, the head's width", WIDTH, finest.index, 0.0),
         Claim("σ₁(M) there, g²", theory.g**2, float(finest_size), 1e-5),
         Claim("order in ε of ‖M - γβᵀ‖", saddle_order, slope(scales, misses), 0.05),
@@ -282,7 +286,7 @@ def measure(quick: bool) -> Measurement:
 
 
 def at_first_saddle(flow: gradflow.Flow) -> gradflow.Saddle:
-    """The last saddle before the flow's end, of those that it visited."""
+    """The last saddle that the flow visited before its end."""
     visited = gradflow.find_saddles(flow)
     if len(visited) < 2:
         raise RuntimeError(f"The flow visited no second saddle:\n{visited}")
@@ -326,8 +330,8 @@ def _claims_of(theories: list[FirstSaddle], rows: list[dict[str, Any]]) -> list[
 
     return [
         Claim(f"{of}: eigenvalue/-|κ|", 1.0, farthest(lowest), 1e-9),
-        Claim("  rate on the flow/|κ|, ε = 1e-6, farthest", 1.0, farthest(rates), 0.01),
-        Claim("  cos(Φ, sign(κ)ππᵀ), ε = 1e-4, least", 1.0, cosines.min(), 1e-3),
+        Claim("  rate on the flow/|κ|, ε = 1e-6, worst", 1.0, farthest(rates), 0.01),
+        Claim("  cos(Φ, sign(κ)ππᵀ), ε = 1e-4, worst", 1.0, cosines.min(), 1e-3),
     ]
 
 
@@ -436,7 +440,7 @@ def _with_order(
 
 
 def _scatter(ax: Any, theories: list[FirstSaddle], rows: list[dict[str, Any]]) -> None:
-    """A line for each chain, as far right as ε is small."""
+    """Draw a line for each chain, with smaller ε further right."""
     styles = {"sticky": ("D", 0), "not reversible": ("s", 1), "Metropolis": ("o", 2)}
     labelled = set()
     for theory, row in zip(theories, rows, strict=True):

@@ -1,13 +1,13 @@
-"""Experiment 29: the time of focus over 1,000 seeds, against the log(1/ε) law.
+"""Experiment 29: the time of focus over 1,000 seeds, and its log(1/ε) law.
 
-**Definitions.** The reference instance from entries N(0, ε²), as experiment 28: the
-speed ‖∇L‖ has its first prominent maximum where condensation, its second where focus is
-fastest. 1,000 seeds at each of five scales ε, in ensembles.
+**Definitions.** The reference instance from entries N(0, ε²), as in experiment 28: the
+first prominent maximum of the speed ‖∇L‖ is where condensation is fastest, the second
+where focus is fastest. There are 1,000 seeds at each of five scales ε, in ensembles.
 
-**Theory.** Near θ = 0 only (W0ᵀπ̂ - W1ĉ)/√2 grows, at rate μ, with π̂ = π/‖π‖ and ĉ
-the unit vector along 1/d - π: m numbers N(0, ε²), a length εχ_m. Near θ¹ only
-(WQᵀα + WKᵀα)/√2 does, at rate κ: k numbers, a length εχ_k, which condensation has
-hardly changed. So condensation comes at
+**Theory.** Near θ = 0 only (W0ᵀπ̂ - W1ĉ)/√2 grows, at rate μ, where π̂ = π/‖π‖ and ĉ
+is the unit vector along 1/d - π: m numbers N(0, ε²), whose norm is εχ_m. Near θ¹ only
+(WQᵀα + WKᵀα)/√2 grows, at rate κ: k numbers, whose norm is εχ_k, hardly changed by
+condensation. So condensation comes at
 
     t₁ = (log(1/ε) - log χ_m)/μ + c₁
 
@@ -15,9 +15,9 @@ and focus at
 
     t₂ = (log(1/ε) - log χ_m)/μ + (log(1/ε) - log χ_k)/κ + c₂,
 
-with constants of the chain: medians on lines in log(1/ε) of slopes 1/μ and 1/μ + 1/κ,
-and about them distributions that do not depend on ε, of variances v_m/μ² and
-v_m/μ² + v_k/κ², v_n = Var log χ_n = ψ'(n/2)/4.
+where c₁ and c₂ depend only on the chain. The medians lie on lines in log(1/ε) of slopes
+1/μ and 1/μ + 1/κ. The distributions about them do not depend on ε and have variances
+v_m/μ² and v_m/μ² + v_k/κ², with v_n = Var log χ_n = ψ'(n/2)/4.
 """
 
 from pathlib import Path
@@ -25,40 +25,39 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from _closed_forms import FirstSaddle, first_rate
-from _common import Claim, Measurement, reference_problem, run
+from _common import COLOURS, Claim, Measurement, reference_problem, run
 from matplotlib.figure import Figure
 from phase_diagrams import maxima
 from scipy import special, stats
 
 import gradflow
-from gradflow.plotting._common import COLOURS
 
 SCALES = (1e-3, 1e-4, 1e-5, 1e-6, 1e-7)
 WIDTH, BLOCK, TIMES, RTOL = 10, 100, 1200, 1e-7
 
 
 class Law(NamedTuple):
-    """What theory says of both times."""
+    """The theory of both times."""
 
     slopes: np.ndarray
     deviations: np.ndarray
 
     @staticmethod
     def of_reference() -> "Law":
-        problem: Any = reference_problem(WIDTH)
+        problem = reference_problem(WIDTH)
         chain = problem.population.chain
         rates = np.array([first_rate(chain.stationary), FirstSaddle.of(chain).kappa])
         variance = special.polygamma(1, WIDTH / 2) / 4
         return Law(np.cumsum(1 / rates), np.sqrt(variance * np.cumsum(1 / rates**2)))
 
     def draws(self, count: int) -> np.ndarray:
-        """Both times less their constants, of so many seeds."""
+        """Random draws of both times, minus their constants."""
         lengths = np.random.default_rng(0).chisquare(WIDTH, (count, 2))
         return -np.cumsum(0.5 * np.log(lengths) * np.diff(self.slopes, prepend=0.0), 1)
 
 
 def focus_times(point: dict[str, Any]) -> dict[str, Any]:
-    """Both times of a block of seeds."""
+    """Both times for a block of seeds."""
     problem, scale = reference_problem(WIDTH), point["scale"]
     first = point["block"] * BLOCK
     seeds = range(first, first + point["members"])
@@ -67,7 +66,7 @@ def focus_times(point: dict[str, Any]) -> dict[str, Any]:
         problem,
         gradflow.stack([problem.init(seed=seed, scale=scale) for seed in seeds]),
         float(horizon),
-        # Evenly: the maximum at t = 240 is no wider than that at t = 30.
+        # Evenly spaced: the maximum at t = 240 is no wider than that at t = 30.
         ts=np.linspace(0.0, horizon, TIMES),
         rtol=RTOL,
         observables=(),
@@ -91,7 +90,7 @@ def measure(quick: bool, out: Path) -> Measurement:
     medians = np.nanmedian(times, axis=1)
     deviations = np.nanstd(times, axis=1, ddof=1)
     slopes = [np.polyfit(folds[-3:], medians[-3:, i], 1)[0] for i in (0, 1)]
-    # The law holds as ε → 0: its distribution is held to the smallest scale.
+    # The law is valid as ε → 0: its distribution is tested at the smallest scale.
     last = times[-1] - medians[-1]
     drawn = law.draws(100_000)
     drawn = drawn - np.median(drawn, axis=0)
@@ -103,9 +102,9 @@ def measure(quick: bool, out: Path) -> Measurement:
     claims = [
         *(Claim(f"{name}: delay per e-fold of 1/ε", law.slopes[i], slopes[i],
                 0.1 if quick else 0.01) for i, name in enumerate(names)),
-        *(Claim(f"{name}: deviation at ε = {scales[-1]:g}", law.deviations[i],
+        *(Claim(f"{name}: standard deviation at ε = {scales[-1]:g}", law.deviations[i],
                 deviations[-1, i], loose) for i, name in enumerate(names)),
-        *(Claim(f"{name}: Kolmogorov's distance to the law, less its 0.1 % level",
+        *(Claim(f"{name}: Kolmogorov distance to the law, minus its 0.1 % level",
                 0.0, max(0.0, distances[i] - 1.95 / np.sqrt(count)), 0.0)
           for i, name in enumerate(names)),
         Claim("flows without a focus", 0.0, int(np.isnan(times).any(-1).sum()), 0.0),
@@ -147,7 +146,7 @@ def draw(found: Measurement) -> Figure:
     left.set_ylim(bottom=0)
     left.set_xlabel(r"$1/\epsilon$")
     left.set_ylabel("time $t$")
-    left.set_title("(a) Fastest, over seeds", loc="left")
+    left.set_title("(a) Time of fastest growth, over seeds", loc="left")
     left.legend(fontsize="small", loc="upper left")
     last = times[-1, :, 1] - np.nanmedian(times[-1, :, 1])
     right.hist(
@@ -160,7 +159,7 @@ def draw(found: Measurement) -> Figure:
         grid, density, color="black",
         label=r"$-\log(\chi_m)/\mu - \log(\chi_k)/\kappa$",
     )  # fmt: skip
-    right.set_xlabel("time of focus, less its median")
+    right.set_xlabel("time of focus, minus its median")
     right.set_ylabel("density")
     right.set_title(rf"(b) $\epsilon = 10^{{{np.log10(scales[-1]):.0f}}}$", loc="left")
     right.legend(fontsize="small")

@@ -1,28 +1,28 @@
 """Experiment 20: gradient descent follows the flow with an error of order η, until
 η passes 2/λ_max.
 
-Definitions. Gradient descent θ_{n+1} = θ_n - η∇L(θ_n) on the exact population loss of
-the reference instance, from the same θ_0 as the flow (ε = 1e-3), on the clock t = nη.
-Its error is e(t) = ‖θ_n - θ(t)‖, with θ(t) the flow; λ_max(t) the largest eigenvalue of
-∇²L(θ(t)), by a dense eigenvalue solver. Descent with rate η *breaks* at the first saved
-time at which e(t) > 2 η c(t), where c(t) = e(t)/η is that of the smallest η: from there
-on its error is no longer of order η.
+Definitions. Gradient descent θ_{n+1} = θ_n - η∇L(θ_n) runs on the exact population loss
+of the reference instance, from the same θ_0 as the flow (ε = 1e-3), on the clock
+t = nη. Its error is e(t) = ‖θ_n - θ(t)‖, where θ(t) is the flow, and λ_max(t) is the
+largest eigenvalue of ∇²L(θ(t)), by a dense eigenvalue solver. Descent at rate η
+*breaks* at the first saved time at which e(t) > 2 η c(t), where c(t) = e(t)/η for the
+smallest η: from then on its error is no longer of order η.
 
 Claims.
-- max_{t ≤ 120} e(t) is halved with η: ratios 2 ± 0.1 at η, η/2, η/4.
+- max_{t ≤ 120} e(t) halves with η: ratios 2 ± 0.1 at η, η/2, η/4.
 - e(t) is proportional to η below the edge: slope 1 at each of several times.
-- The edge is 2/λ_max. The sharpness λ_max grows along this flow, so that descent with
-  any η passes it at some time, and never breaks before. From there on a deviation along
-  the top eigenvector grows by |1 - ηλ_max| a step, and since it was damped until then
-  it begins at the rounding of a double: descent breaks when
+- The edge is 2/λ_max. The sharpness λ_max grows along this flow, so descent at any η
+  crosses the edge at some time, and it never breaks before. Beyond the edge a deviation
+  along the top eigenvector grows by |1 - ηλ_max| per step. It was damped until then, so
+  it starts at the rounding of a double, and descent breaks when
 
       (1/η) ∫ log|1 - ηλ_max(t)| dt = log 2⁵³,
 
-  the integral kept from falling below zero, as no deviation is below rounding.
+  where the integral is kept from falling below zero, as no deviation is below rounding.
 
-What descent does beyond the edge this theory does not say. It does not diverge: its
-loss goes on falling, on another path. Rates above 1.2, at which terms of order η²
-already count during condensation, are left out.
+This theory does not say what descent does beyond the edge. It does not diverge: its
+loss goes on falling along another path. Rates above 1.2, for which terms of order η²
+already matter during condensation, are left out.
 
 `--quick`: horizon 420, solver tsit5 and fewer rates.
 """
@@ -42,7 +42,7 @@ SCALE = 1e-3
 LARGEST_RATE = 1.2
 HALVED_UNTIL = 120.0
 SPACING = 2.0
-"""Between saved times, about."""
+"""The approximate time between saved times."""
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 
 
@@ -51,7 +51,7 @@ class Descent(NamedTuple):
     compared: gradflow.Comparison
 
     def error(self, t: Any) -> Any:
-        """e(t), between saved times by interpolation."""
+        """e(t), interpolated between saved times."""
         return np.interp(t, self.compared.ts, self.compared.distance)
 
 
@@ -88,16 +88,16 @@ def measure(quick: bool) -> Measurement:
     late = np.array([t / when for _, t, when, _ in broken])
     early = sum(eta * top < 2 for eta, _, _, top in broken)
     claims = [
-        Claim("error at η = 0.1 over that at 0.05", 2.0, largest[0] / largest[1], 0.05),
-        Claim("at 0.05 over 0.025", 2.0, largest[1] / largest[2], 0.05),
+        Claim("error ratio, η = 0.1 and 0.05", 2.0, largest[0] / largest[1], 0.05),
+        Claim("error ratio, η = 0.05 and 0.025", 2.0, largest[1] / largest[2], 0.05),
         *(
             Claim(f"t = {t:g}: power of η, below the edge", 1.0, s, 0.05)
             for t, s in zip(at, slopes, strict=True)
         ),
         Claim("rates that break before η = 2/λ_max", 0.0, float(early), 0.0),
-        Claim("rates that break, or do not, against theory", 0.0, disagreeing, 0.0),
-        Claim("time of the break, over theory's: least", 1.0, late.min(), 0.05),
-        Claim("time of the break, over theory's: most", 1.0, late.max(), 0.05),
+        Claim("rates that break or not, contrary to theory", 0.0, disagreeing, 0.0),
+        Claim("smallest ratio of break time to theory", 1.0, late.min(), 0.05),
+        Claim("largest ratio of break time to theory", 1.0, late.max(), 0.05),
     ]
     numbers = {
         "horizon": t1,
@@ -129,7 +129,7 @@ def measure(quick: bool) -> Measurement:
 
 
 def _predicted(eta: float, ts: Any, sharpness: Any) -> float | None:
-    """When rounding has grown to the size of what it is added to."""
+    """The time at which rounding errors have grown by a factor of 2⁵³, or None."""
     times = np.linspace(ts[0], ts[-1], 20_000)
     factor = np.abs(1 - eta * np.interp(times, ts, sharpness))
     gains = np.log(factor) / eta * np.diff(times, prepend=times[0])
@@ -169,13 +169,13 @@ def _descend(
 def _break_time(descent: Descent, finest: Descent) -> float | None:
     ts = descent.compared.ts
     expected = descent.eta / finest.eta * finest.error(ts)
-    # Before that there is no error of which it could be said.
+    # Earlier there is no error to speak of.
     apart = (ts > 10) & (descent.compared.distance > 2 * expected)
     return float(ts[np.argmax(apart)]) if np.any(apart) else None
 
 
 def _slope(runs: list[Descent], t: float, edge: float) -> float:
-    # Near the edge terms of order η² are seen too: half of it is below.
+    # Near the edge terms of order η² also show: use rates below half of it.
     below = [d for d in runs if d.eta < edge / 2]
     return slope([d.eta for d in below], [d.error(t) for d in below])
 
@@ -211,7 +211,7 @@ def _draw_by_rate(ax: Axes, runs: list[Descent], at: Any, until: Any) -> None:
         xlabel=r"learning rate $\eta$",
         ylabel=r"$\|\theta_{\rm descent} - \theta_{\rm flow}\|$",
     )
-    ax.set_title(r"(a) Error, of order $\eta$ to the edge", loc="left")
+    ax.set_title(r"(a) The error is of order $\eta$ up to the edge", loc="left")
     ax.legend(fontsize="small", loc="lower right")
 
 
@@ -261,7 +261,7 @@ def _draw_edge(
         color=COLOURS[0],
         markerfacecolor="none",
         clip_on=False,
-        label="has not by the horizon",
+        label="not broken by the horizon",
     )
     ax.set(yscale="log", xlabel="time $t$", ylabel=r"learning rate $\eta$")
     ax.set_xlim(0, float(ts[-1]))

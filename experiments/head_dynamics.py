@@ -1,28 +1,30 @@
-"""Experiment 13: heads on an exact chain pick up one block of lags after another.
+"""Experiment 13: on an exact chain, heads acquire one block of lags after another.
 
 Claim. The teacher x_t ~ softmax(Σ_j A_j Σ_{i∈I(j)} α_i x_{t-i}) has blocks I(j) of
 adjacent lags, α uniform in each, and ‖A_j‖ ∝ r^{-j}. The student has as many heads as
-there are blocks, logits Σ_k V_k Σ_i s_k[i] x_{t-i}, s_k = softmax(a_k), and follows the
-gradient flow of the population loss under the chain's stationary law, all contexts
-counted, from V = 0 and a ~ N(0, ε²), where L = log d. Then
+there are blocks and logits Σ_k V_k Σ_i s_k[i] x_{t-i}, s_k = softmax(a_k). It follows
+the gradient flow of the population loss over all contexts, under the chain's stationary
+distribution, from V = 0 and a ~ N(0, ε²), where L = log d. Then
 
 - competition: all heads take the strongest block first, while they are still alike;
-- cooperation: then they part and take the other blocks, the strongest first, one stage
-  each, and the loss rests on a plateau in between;
-- on the plateau after j blocks the loss is near L_j, the least that logits linear in
-  the mean tokens of the j strongest blocks can have (logistic regression, convex; here
-  by Newton's method, independently of the flow);
-- in the end L is the entropy rate, which is L_h: h heads are enough. They need not have
-  a block each for that: any h attention patterns that span those of the blocks do, with
-  the values that belong to them. Their final attention is reported, not claimed;
+- cooperation: they then separate and take the other blocks, strongest first, one per
+  stage, and the loss rests on a plateau in between;
+- on the plateau after j blocks the loss is near L_j, the smallest loss of logits linear
+  in the mean tokens of the j strongest blocks (a logistic regression, which is convex;
+  solved here by Newton's method, independently of the flow);
+- in the end L is the entropy rate, which is L_h: h heads are enough. This does not
+  require one block per head: any h attention patterns that span those of the blocks do,
+  with matching values. The heads' final attention is reported, but nothing is claimed
+  about it;
 - Σ_i a_k[i] and Σ_y V_k[y, x] are conserved, and L(0) - L(t) = ∫‖∇L‖².
 
-Definitions. The share of a head in a block is what it adds to the coefficient of
-A_j ⊗ α_j in Σ_k V_k ⊗ s_k; a block is acquired when its shares pass one half together.
-Value coordinates are ⟨V_k, A_j⟩/‖A_j‖², with what the loss does not see taken away from
-both. The loss of a block is by how much L would fall if what is read from its lags were
-right. Stages are those of `gradflow.find_stages`. The ladder is
-D_j = Σ_c w_c KL(T_j[c] ‖ student[c]), T_j the teacher with its j strongest blocks.
+Definitions. The share of a head in a block is its contribution to the coefficient of
+A_j ⊗ α_j in Σ_k V_k ⊗ s_k; a block is acquired when its shares together pass one half.
+Value coordinates are ⟨V_k, A_j⟩/‖A_j‖² of the centred matrices, without the parts that
+the loss does not depend on. The loss of a block is the amount by which L would fall if
+the contribution from its lags were correct. Stages are those of `gradflow.find_stages`.
+The ladder is D_j = Σ_c w_c KL(T_j[c] ‖ student[c]), where T_j is the teacher with its j
+strongest blocks.
 
 Instance. d = 5 tokens, spans 2, 2, 2: 15,625 contexts; r = 1.7, entries of A_1 of size
 1, matrices centred along rows and columns (see `_students.teacher`), ε = 1e-3.
@@ -59,15 +61,15 @@ def measure(quick: bool) -> Measurement:
     shares = seen["pattern_shares"][-1].sum(axis=0)
     certificate = flow.certificate
     claims = [
-        Claim("loss at the start, log d", np.log(d), float(flow.loss[0]), 1e-12),
+        Claim("initial loss, log d", np.log(d), float(flow.loss[0]), 1e-12),
         Claim(
-            "blocks acquired in the order of importance",
+            "blocks acquired in order of importance",
             h,
             sum(a == b for a, b in zip(followed.order, importance, strict=False)),
             0,
         ),
         Claim(
-            "stages with the names of theory",
+            "stages named as in theory",
             h,
             sum(a == b for a, b in zip(names, expected, strict=False)),
             0,
@@ -79,7 +81,7 @@ def measure(quick: bool) -> Measurement:
             0,
         ),
         *(
-            Claim(f"share learned of block {1 + j}", 1.0, float(share), 0.02)
+            Claim(f"learned share of block {1 + j}", 1.0, float(share), 0.02)
             for j, share in enumerate(shares)
         ),
         *(
@@ -88,14 +90,14 @@ def measure(quick: bool) -> Measurement:
         ),
         Claim("L_h, entropy rate", chain.entropy_rate, optima[-1], 1e-9),
         Claim(
-            "loss in the end, entropy rate",
+            "final loss, entropy rate",
             chain.entropy_rate,
             float(flow.loss[-1]),
             1e-3,
         ),
-        Claim("Σ a_k, drift", 0, certificate.drift["score_sum"], 1e-9),
-        Claim("Σ_y V_k[y, x], drift", 0, certificate.drift["value_sum"], 1e-9),
-        Claim("energy balance", 0, certificate.energy_imbalance, 1e-6),
+        Claim("drift of Σ a_k", 0, certificate.drift["score_sum"], 1e-9),
+        Claim("drift of Σ_y V_k[y, x]", 0, certificate.drift["value_sum"], 1e-9),
+        Claim("energy imbalance", 0, certificate.energy_imbalance, 1e-6),
     ]
     numbers: dict[str, Any] = {
         "vocabulary": d,
@@ -122,7 +124,7 @@ def measure(quick: bool) -> Measurement:
 
 
 def _rests(stages: Any) -> list[float]:
-    """The loss where the flow is slowest between two stages."""
+    """The losses where the flow is slowest between two stages."""
     return [
         min(stages.plateaus, key=lambda p, t=t: abs(p.slowest - t)).loss
         for t in stages.boundaries

@@ -1,57 +1,58 @@
 """Experiment 11: how long nearly equal heads stay together.
 
 Claim. Heads that start equal stay equal, and all take the strongest pattern. From
-scores a_k = ε·N(0, 1) they separate at a time that the linearisation about the
-*symmetric trajectory* θ_sym(t) predicts,
+scores a_k = ε·N(0, 1) they separate at a time that is predicted by the linearisation
+about the *symmetric trajectory* θ_sym(t),
 
     δ̇ = Df(θ_sym(t)) δ,   f = -∇L in scores: δ̇ = -∇²L(θ_sym(t)) δ,
 
-and not a rate at a saddle: the symmetric solution lies at infinity, where attention is
-all on one position, and the growth rate along the way there decays.
+and not by a rate at a saddle: the symmetric solution lies at infinity, where all
+attention is on one position, and the growth rate decays on the way there.
 
 L = ½‖G - Σ_k V_k ⊗ s_k‖², G = Σ_j A_j ⊗ e_j with three orthogonal patterns,
 ‖A_j‖ = √d r^{1-j}, d = 50, r = 1.7, T = 40 positions, h = 3 heads, V(0) = 0. θ_sym is
-the flow of the mean head's start, in its quotient `gradflow.SymmetricHeads`. Heads are
-apart by
+the flow from the start of the mean head, in the quotient `gradflow.SymmetricHeads`. The
+distance between the heads is
 
     δ = max_k |z_k|,   z_k = log s_k[2] - mean_k log s_k[2],
 
-s_k[2] the attention of head k on the position of pattern 2, the next to be learned, and
-*separate* when δ reaches 1/4: some head then attends there by about a quarter more or
-less than they do in the mean. That is large compared with ε, and small enough for a
-linear theory. Another measure is not: where V_k ⊗ s_k deviates by a tenth from the
-mean, z_k is of order 4 in the replicator geometry, as s_k[2] itself is small by then,
-and the flow is there 6 to 7 % before the linearisation (1 to 3 % after it in scores).
+where s_k[2] is the attention of head k on the position of pattern 2, the next to be
+learned. Heads are *separate* when δ reaches 1/4: some head then attends to that
+position about a quarter more or less than the mean. This is large compared with ε and
+small enough for a linear theory. Another measure is not: when V_k ⊗ s_k deviates from
+the mean by a tenth, z_k is of order 4 in the replicator geometry, because s_k[2] itself
+is small by then, and the flow gets there 6 to 7 % earlier than the linearisation (1 to
+3 % later in scores).
 
-The law. Once all heads attend to pattern 1, let q be their attention on another
-position, c = ‖A_1‖² for one without a pattern and c_j = ‖A_1‖² - ‖A_j‖² for that of
-pattern j. Values follow at once, and (experiment 12)
+Growth rates. Once all heads attend to pattern 1, let q be their attention on another
+position, c = ‖A_1‖² for a position without a pattern, and c_j = ‖A_1‖² - ‖A_j‖² for
+that of pattern j. Values follow at once, and (experiment 12)
 
     q̇ = -c q²/h (replicator), so that q → h/(c t);
     q̇ = -q (c q² + Σ c q²)/h (scores), so that q → (h/(2 T c t))^½, slowly.
 
-Deviations z_k and x_k, of V_k along A_2, with Σ_k x_k = Σ_k z_k = 0, do not change Ĝ.
+Deviations z_k, and x_k of V_k along A_2, with Σ_k x_k = Σ_k z_k = 0, do not change Ĝ.
 In the replicator geometry ẋ = ‖A_2‖q₂ z and ż = ‖A_2‖ x. In scores, with w_j = ‖A_j‖q_j
 and deviations y_j of a[j] and y_1 of a[1], ẋ_j = w_j(y_j - y_1), ẏ_j = w_j x_j and
-ẏ_1 = -Σ_j w_j x_j, as at position 1 G - Ĝ is -Σ_j q_jA_j: patterns 2 and 3 act
+ẏ_1 = -Σ_j w_j x_j, because G - Ĝ is -Σ_j q_jA_j at position 1: patterns 2 and 3 act
 together. The growth rates are
 
     ‖A_2‖ √q₂ → (κ/t)^½ with κ = h/(r² - 1) (replicator),
     λ² = w₂² + w₃² + ((w₂² - w₃²)² + w₂²w₃²)^½ → κ/t with w_j² → h‖A_j‖²/(2T c_j t)
     (scores),
 
-so deviations grow like exp(2(κt)^½), and t_sep → (log 1/ε)²/(4κ): faster than
-log(1/ε), as its square, and √t_sep grows by 1/(2√κ) with each e-fold of 1/ε. In scores
-the lowest eigenvalue of ∇²L along the symmetric flow is -λ up to a relative error of
-the order of the attention that is not on position 1.
+so deviations grow like exp(2(κt)^½), and t_sep → (log 1/ε)²/(4κ): it grows with the
+square of log(1/ε), and √t_sep grows by 1/(2√κ) with each e-fold of 1/ε. In scores the
+lowest eigenvalue of ∇²L along the symmetric flow is -λ, up to a relative error of the
+order of the attention that is not on position 1.
 
-Heads that start exactly equal separate by rounding alone, if at all (in scores, whose
-solver mixes them; the replicator's keeps them equal to the last bit); the quotient has
-nothing to leave and goes on to the best that equal heads can do. Their overlap, the
-least cosine of V_j ⊗ s_j and V_k ⊗ s_k, is one to 1e-9 until t = 1e3 for ‖A_1‖ = 1. For
-‖A_1‖ = √50 in scores it is at the edge of that: rounding grows by then to 1 - overlap
-of 0.9e-9 or 1.6e-9, depending on the horizon and so on the steps. No claim is made of
-it.
+Heads that start exactly equal separate only through rounding, if at all (in scores,
+where the solver mixes them; in the replicator geometry the solver keeps them equal to
+the last bit). In the quotient they cannot separate, and it goes on to the best that
+equal heads can do. Their overlap, the smallest cosine of V_j ⊗ s_j and V_k ⊗ s_k, is
+one to within 1e-9 until t = 1e3 for ‖A_1‖ = 1. For ‖A_1‖ = √50 in scores it is at the
+edge of that: by then rounding has grown to a 1 - overlap of 0.9e-9 or 1.6e-9, depending
+on the horizon and hence on the steps, so no claim is made for that case.
 """
 
 from functools import partial
@@ -101,23 +102,25 @@ KAPPA = {
 class Deviation(eqx.Module):
     """δ."""
 
-    problem: Any
+    problem: gradflow.TensorFactorisation
 
     def __call__(self, params: Any) -> Float[Array, ""]:
         return _largest(_log_attention(self.problem, params))
 
 
 class Excess(eqx.Module):
-    """By how much the heads are farther apart than when they count as separated."""
+    """δ minus its value at separation."""
 
-    problem: Any
+    problem: gradflow.TensorFactorisation
 
     def __call__(self, params: Any) -> Float[Array, ""]:
         return Deviation(self.problem)(params) - APART
 
 
-def _log_attention(problem: Any, params: Any) -> Float[Array, " heads"]:
-    """On the position of pattern 2."""
+def _log_attention(
+    problem: gradflow.TensorFactorisation, params: Any
+) -> Float[Array, " heads"]:
+    """The log attention of each head on the position of pattern 2."""
     return jnp.log(problem.attention(params)[:, 1])
 
 
@@ -126,8 +129,10 @@ def _largest(z: Float[Array, " heads"]) -> Float[Array, ""]:
 
 
 @eqx.filter_jit
-def _linear_deviation(problem: Any, params: Any, delta: Any) -> Float[Array, " times"]:
-    """δ of the linearisation at each of the times."""
+def _linear_deviation(
+    problem: gradflow.TensorFactorisation, params: Any, delta: Any
+) -> Float[Array, " times"]:
+    """δ of the linearisation at each time."""
 
     def of_one(params: Any, delta: Any) -> Float[Array, ""]:
         log_attention = partial(_log_attention, problem)
@@ -139,9 +144,9 @@ def _linear_deviation(problem: Any, params: Any, delta: Any) -> Float[Array, " t
 class Separation(NamedTuple):
     scale: float
     time: float
-    """When the heads of the flow separate."""
+    """The time at which the heads of the flow separate."""
     predicted: float
-    """When those of the linearisation do."""
+    """The time at which those of the linearisation separate."""
     ts: Float[np.ndarray, " times"]
     flow: Float[np.ndarray, " times"]
     """δ of the flow."""
@@ -156,7 +161,8 @@ class Symmetric(NamedTuple):
     overlap_gap: float
     """The largest |1 - overlap| up to `TOGETHER_UNTIL`."""
     separates: float
-    """When the heads of the whole flow separate, by rounding; infinite if never."""
+    """The time at which rounding separates the heads of the full flow; infinite if it
+    never does."""
     apart: Float[np.ndarray, " times"]
     loss: Float[np.ndarray, " times"]
     quotient_loss: Float[np.ndarray, " times"]
@@ -219,7 +225,7 @@ def measure(quick: bool) -> Measurement:
 def _separation(
     target: Target, geometry: Geometry, scale: float, points: int
 ) -> Separation:
-    problem: Any = target.problem(geometry, HEADS)
+    problem = target.problem(geometry, HEADS)
     one = gradflow.SymmetricHeads(problem)
     start = problem.init(seed=0, scale=scale)
     until = LONGEST[geometry]
@@ -244,7 +250,7 @@ def _separation(
 
 
 def _reaches(ts: np.ndarray, size: np.ndarray) -> float:
-    """When a growing size reaches `APART`, between two times as a power of t."""
+    """The time at which a growing size reaches `APART`, interpolated by a power law."""
     i = int(np.argmax(size >= APART))
     if i == 0:
         return float("nan")
@@ -253,7 +259,7 @@ def _reaches(ts: np.ndarray, size: np.ndarray) -> float:
 
 
 def _symmetric(target: Target, geometry: Geometry, until: float) -> Symmetric:
-    problem: Any = target.problem(geometry, HEADS)
+    problem = target.problem(geometry, HEADS)
     one = gradflow.SymmetricHeads(problem)
     start = one.init(seed=0, scale=1e-3)
     ts = np.append(0.0, np.geomspace(0.1, until, 200))
@@ -278,8 +284,8 @@ def _symmetric(target: Target, geometry: Geometry, until: float) -> Symmetric:
 def _lowest_eigenvalues(
     target: Target, times: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Of ∇²L along the symmetric flow in scores, and -λ."""
-    problem: Any = target.problem("scores", HEADS)
+    """The lowest eigenvalues of ∇²L along the symmetric flow in scores, and -λ."""
+    problem = target.problem("scores", HEADS)
     one = gradflow.SymmetricHeads(problem)
     reference = gradflow.integrate(
         one, one.init(seed=0, scale=0.0), float(times[-1]), observables=()
@@ -314,7 +320,7 @@ def _claims(geometry: str, rows: list[Separation], gap: float) -> list[Claim]:
     return [
         *claims,
         Claim(
-            first + "equal factors of 1/ε that cost more than the last",
+            first + "factors of 1/ε that take longer than the one before",
             len(steps) - 1,
             int(np.sum(np.diff(steps) > 0)),
             0,

@@ -1,35 +1,36 @@
-"""Experiment 14: what changes the order in which heads pick up blocks, and when.
+"""Experiment 14: how the order and the times of acquisition depend on the setting.
 
 The student and its teacher are those of experiment 13, with vocabulary 4, spans 2, 2,
-2, and a head for each block: 4,096 contexts, all counted (`--quick`: spans 2, 1, and no
-overlap), entries of A_1 of size 1, one seed. The matrices are centred and orthogonal to
-each other, as large random ones nearly are (`_students.teacher`). That choice was made
-after a run with matrices that were centred only (same seed, horizon 1e5), in which most
-claims failed: the third block was acquired in 3 variants of 10, reversed importance
-gave 3, 1, 2, and attention within blocks had not come to α. Orthogonal matrices of two
-more seeds, at the values below, also gave 1, 2, 3. One thing is varied at a time from
-ratio r = 1.7, initial scale ε = 1e-3, the nearest block strongest, α = (½, ½):
+2, and one head per block: all 4,096 contexts (`--quick`: spans 2, 1, and no overlap),
+entries of A_1 of size 1, one seed. The matrices are centred and orthogonal to each
+other, as large random ones nearly are (`_students.teacher`). We chose this after a run
+with matrices that were only centred (same seed, horizon 1e5), in which most claims
+failed: the third block was acquired in 3 of 10 variants, reversed importance gave 3, 1,
+2, and attention within blocks had not converged to α. Orthogonal matrices of two more
+seeds, at the values below, also gave 1, 2, 3. One thing is varied at a time, starting
+from ratio r = 1.7, initial scale ε = 1e-3, the nearest block strongest, α = (½, ½):
 
-- initial scale ε in {0, 1e-3, 1e-6, 1e-9}, where 0 means heads that are exactly alike;
+- initial scale ε in {0, 1e-3, 1e-6, 1e-9}, where 0 means heads that are exactly equal;
 - ratio r in {1, 1.3, 1.5, 1.7};
 - importance reversed: the farthest block is the strongest;
 - weights α = (0.7, 0.3) within each block;
-- overlapping blocks: stride 1 with spans of 2, lags (1,2), (2,3), (3,4), and one head
-  more than blocks.
+- overlapping blocks: stride 1 with spans of 2, lags (1,2), (2,3), (3,4), and one more
+  head than blocks.
 
 A block is acquired when its share, the coefficient of A_j ⊗ α_j in Σ_k V_k ⊗ s_k,
-passes one half, by the heads that then hold at least half as much of it as the one that
-holds most (`gradflow.find_stages`).
+passes one half. It is acquired by the heads whose share is then at least half the
+largest (`gradflow.find_stages`).
 
 Claims. (1) The order of acquisition is the order of importance, for every ε > 0, for
-reversed importance (the far block first) and for r > 1. At r = 1 all blocks have one
-norm, theory names no order, and what happens is reported only. (2) As ε → 0 the first
-acquisition tends to that of heads that are exactly alike, with a difference of order ε,
-while the second comes ever later: the heads must part first. (3) Heads that are exactly
-alike stay so to t = 1e3, their overlap 1 to 1e-9. In floating numbers they part in the
-end by rounding alone; when is reported. (`gradflow.SymmetricHeads` never does.)
-(4) Attention within a block ends at α: s_k[i]/Σ_{I(j)} s_k → α_i for each head k that
-attends to block j at all (by 0.05 or more).
+reversed importance (far block first) and for r > 1. At r = 1 all blocks have the same
+norm and theory predicts no order; the outcome is only reported. (2) As ε → 0 the first
+acquisition tends to that of exactly equal heads, with a difference of order ε, while
+the second comes later and later, because the heads must separate first. (3) Exactly
+equal heads stay equal to t = 1e3: their overlap is 1 to within 1e-9. In floating-point
+arithmetic rounding separates them in the end; the time is reported.
+(`gradflow.SymmetricHeads` stays symmetric.) (4) Attention within a block converges to
+α: s_k[i]/Σ_{I(j)} s_k → α_i for each head k that attends to block j at all (by 0.05 or
+more).
 """
 
 from collections.abc import Iterator, Mapping
@@ -90,7 +91,7 @@ def measure(quick: bool) -> Measurement:
     claims = [
         *(
             Claim(
-                f"{r.variant.name}: blocks acquired in the order of importance",
+                f"{r.variant.name}: blocks acquired in order of importance",
                 r.chain.blocks,
                 _in_order(r),
                 0,
@@ -105,7 +106,7 @@ def measure(quick: bool) -> Measurement:
         ),
         *(
             Claim(
-                f"{r.variant.name}: first acquisition as of symmetric heads",
+                f"{r.variant.name}: first acquisition, that of equal heads",
                 _time(symmetric, 0),
                 _time(r, 0),
                 10 * r.variant.scale + ACCURACY,
@@ -115,7 +116,10 @@ def measure(quick: bool) -> Measurement:
         Claim("ε = 0: head overlap until t = 1e3", 1, _overlap(symmetric, 1e3), 1e-9),
         *(
             Claim(
-                f"α = (0.7, 0.3): nearer lag of a block, head {1 + k}", 0.7, part, 0.01
+                f"α = (0.7, 0.3): weight of the nearer lag, head {1 + k}",
+                0.7,
+                part,
+                0.01,
             )
             for k, part in _nearer_lag(uneven)
         ),
@@ -155,19 +159,19 @@ def _follow(variant: Variant, spans: tuple[int, ...]) -> Result:
 
 
 def _in_order(result: Result) -> int:
-    """How many blocks were acquired in their place."""
+    """The number of blocks that were acquired in their place."""
     importance = [1 + int(j) for j in result.chain.importance]
     return sum(a == b for a, b in zip(result.followed.order, importance, strict=False))
 
 
 def _time(result: Result, index: int) -> float:
-    """Of an acquisition; NaN where there is none."""
+    """The time of an acquisition; NaN if there is none."""
     acquired = result.followed.acquisitions
     return acquired[index]["t"] if index < len(acquired) else float("nan")
 
 
 def _overlap(result: Result, until: float = HORIZON) -> float:
-    """The least of two heads, at the latest time that was looked at."""
+    """The smallest overlap of two heads, at the last measured time up to `until`."""
     last = np.searchsorted(result.followed.ts, until * (1 + 1e-9)) - 1
     return float(np.min(result.followed.seen["head_overlap"][last]))
 
@@ -177,8 +181,8 @@ def _excess(result: Result) -> float:
 
 
 def _nearer_lag(result: Result) -> Iterator[tuple[int, float]]:
-    """For each head and block of two lags, what part of its attention to the block is
-    on the nearer of them."""
+    """For each head and block of two lags, the fraction of its attention to the block
+    that is on the nearer lag."""
     for k, s in enumerate(result.followed.seen["attention"][-1]):
         for lags in map(np.flatnonzero, result.chain.pattern):
             if len(lags) > 1 and s[lags].sum() > 0.05:
@@ -187,7 +191,7 @@ def _nearer_lag(result: Result) -> Iterator[tuple[int, float]]:
 
 def _table(results: dict[str, Result]) -> str:
     width = max(map(len, results))
-    lines = [f"{'':{width}}  {'excess':>8} {'overlap':>8}  block at time by heads"]
+    lines = [f"{'':{width}}  {'excess':>8} {'overlap':>8}  blocks, times and heads"]
     for name, r in results.items():
         said = "; ".join(
             f"{a['block']} at {a['t']:.4g} by {_heads(a)}"
@@ -224,7 +228,7 @@ def draw(measurement: Measurement) -> Figure:
         loc="outside lower center",
         ncols=3,
         fontsize="small",
-        title="dots: when half is learned; numbers: when, and by which heads",
+        title="dots: when half is learned; labels: the time, and which heads",
         title_fontsize="small",
     )
     return figure

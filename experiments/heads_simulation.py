@@ -1,11 +1,11 @@
 """Experiment 10: heads learn sparse attention patterns one after another.
 
-The published gradient-flow simulation of *Incremental Learning of Sparse Attention
-Patterns in Transformers*: L = ½‖G - Ĝ‖², Ĝ = Σ_k V_k ⊗ s_k, with h = 3 heads, T = 40
-positions, and a target G = Σ_j A_j ⊗ e_j of three patterns at one position each. A_j is
-a random d × d matrix, d = 50, of entries N(0, 1/d) times r^{1-j}, r = 1.7, the three
-made orthogonal to each other. With
-g_k = ⟨V_k, G - Ĝ⟩ and J(s) = diag(s) - ssᵀ, the flow is
+This is the published gradient-flow simulation of *Incremental Learning of Sparse
+Attention Patterns in Transformers*: L = ½‖G - Ĝ‖², Ĝ = Σ_k V_k ⊗ s_k, with h = 3 heads,
+T = 40 positions, and a target G = Σ_j A_j ⊗ e_j of three patterns at one position each.
+A_j is a random d × d matrix, d = 50, with entries N(0, 1/d) times r^{1-j}, r = 1.7; the
+three are made orthogonal to each other. With g_k = ⟨V_k, G - Ĝ⟩ and
+J(s) = diag(s) - ssᵀ, the flow is
 
     V̇_k = (G - Ĝ)s_k,   ṡ_k = J(s_k)²g_k (gradient flow in scores, s_k = softmax(a_k))
                     or  ṡ_k = J(s_k)g_k (replicator),
@@ -14,31 +14,31 @@ from V = 0 and scores N(0, ε²), ε = 1e-3, to t = 1e5.
 
 Claims, in both geometries.
 
-- Patterns are acquired in the order of their importance ‖A_j‖; the first by all heads,
+- Patterns are acquired in order of their importance ‖A_j‖: the first by all heads,
   which are still alike (competitive), each of the others by one head (cooperative).
   Stages and acquisitions are those of `gradflow.find_stages`.
-- Between two acquisitions there is a plateau: where the flow is slowest the loss is
-  L_k = ½Σ_{j>k}‖A_j‖², what is left when k patterns are known, and at the start it is
+- Between two acquisitions there is a plateau: where the flow is slowest, the loss is
+  L_k = ½Σ_{j>k}‖A_j‖², which remains when k patterns are known. The initial loss is
   L_0.
 - As V(0) = 0 and V̇ = (G - Ĝ)s, the values stay in the span of the A_j. In coordinates
-  of an orthonormal basis B of it, V = WBᵀ, the flow is that of the target BᵀG: an exact
-  reduction from d² features to three, in which all is integrated here (the whole form
-  takes over ten minutes). Along the flow the velocity of the whole form is compared,
-  and (not with `--quick`) both flows at d = 10.
+  of an orthonormal basis B of that span, V = WBᵀ, the flow is that of the target BᵀG.
+  This is an exact reduction from d² features to three, and everything here is
+  integrated in it (the full form takes over ten minutes). We compare the velocity with
+  that of the full form along the flow and (not with `--quick`) both flows at d = 10.
 - The energy balances: L(0) - L(t) = ∫ -⟨∇L, θ̇⟩.
 
-What does not hold:
+What fails:
 
-- That in the end each head has one pattern to itself. Once k patterns are known by k
-  heads, any attention on their positions goes with values that make Ĝ = G_k, and in the
-  replicator geometry nothing drives it farther. `purity` is the attention, in the end,
-  of the head that acquired pattern j on its position.
-- That random matrices as they are, not made orthogonal, do the same. Their cosines
-  c_1j are small, about 1/d. But heads that all hold pattern 1 are pushed to or from
-  position j by g = c_1j ‖A_1‖‖A_j‖/h: where c_1j < 0 the replicator's attention there
-  decays like exp(gt), and that pattern may come late, out of order, or never. Over
-  seeds, `random_seeds` has the order in which patterns are acquired by t = 1e5 (not
-  with `--quick`).
+- It is not true that each head ends with one pattern to itself. Once k heads know k
+  patterns, any attention on their positions is compatible with Ĝ = G_k for suitable
+  values, and in the replicator geometry nothing drives it further. `purity` is the
+  final attention, on the position of pattern j, of the head that acquired it.
+- Random matrices that are not made orthogonal do not always behave in this way. Their
+  cosines c_1j are small, about 1/d. But heads that all hold pattern 1 are pushed
+  towards or away from position j by g = c_1j ‖A_1‖‖A_j‖/h. If c_1j < 0, the
+  replicator's attention there decays like exp(gt), and that pattern may come late, out
+  of order, or never. `random_seeds` has, for several seeds, the order in which patterns
+  are acquired by t = 1e5 (not with `--quick`).
 """
 
 import itertools
@@ -77,17 +77,17 @@ class Simulation(NamedTuple):
     flow: gradflow.Flow
     stages: gradflow.Stages
     plateau_losses: list[float]
-    """Where the flow is slowest after each acquisition but the last."""
+    """The loss where the flow is slowest after each acquisition except the last."""
     field_error: float
-    """The largest difference of the velocities of both forms, relative to the final
-    ‖V‖."""
+    """The largest difference between the velocities of both forms, relative to the
+    final ‖V‖."""
     flow_error: float
-    """The largest difference of V or s between both flows at d = 10, relative to the
-    largest entry of V, or absolute; NaN where they were not integrated."""
+    """The largest difference between both flows at d = 10, in V relative to its largest
+    entry, in s absolute; NaN if they were not integrated."""
 
 
 def measure(quick: bool) -> Measurement:
-    # What is quick leaves out the whole form's flow.
+    # The quick version leaves out the flow of the full form.
     target = random_target(D, POSITIONS)
     found = {g: _simulate(target, g, quick) for g in GEOMETRIES}
     seeds = () if quick else SEEDS
@@ -132,7 +132,7 @@ def _simulate(target: Target, geometry: Geometry, quick: bool) -> Simulation:
 
 def _flow(target: Target, geometry: Geometry) -> gradflow.Flow:
     problem = target.problem(geometry, HEADS)
-    # The start has the same attention, whatever the number of features.
+    # The start has the same attention for any number of features.
     start = problem.init(seed=0, scale=SCALE)
     return gradflow.integrate(
         problem,
@@ -143,12 +143,15 @@ def _flow(target: Target, geometry: Geometry) -> gradflow.Flow:
     )
 
 
-def _field_error(whole: Any, flow: gradflow.Flow, basis: np.ndarray) -> float:
-    """Of the velocities of both forms, at some of the flow's states."""
+def _field_error(
+    whole: gradflow.TensorFactorisation, flow: gradflow.Flow, basis: np.ndarray
+) -> float:
+    """The difference between the velocities of both forms, at some states of the
+    flow."""
 
     @eqx.filter_jit
-    def velocity(problem: Any, params: Any) -> Any:
-        return problem.steepest_descent(params, jax.grad(problem)(params))
+    def velocity(problem: gradflow.AbstractLoss, params: Any) -> Any:
+        return problem.velocity(params, jax.grad(problem)(params))
 
     def lifted(params: Any) -> Any:
         return eqx.tree_at(lambda p: p.V, params, params.V @ basis.T)
@@ -156,7 +159,7 @@ def _field_error(whole: Any, flow: gradflow.Flow, basis: np.ndarray) -> float:
     errors = []
     for i in range(0, len(flow.ts), 20):
         here = jax.tree.map(lambda x, i=i: jnp.asarray(x[i]), flow.params)
-        short, full = velocity(flow.problem, here), velocity(whole, lifted(here))
+        short, full = velocity(flow.knowledge, here), velocity(whole, lifted(here))
         a, b = (ravel_pytree(v)[0] for v in (lifted(short), full))
         errors.append(float(jnp.linalg.norm(a - b)))
     return max(errors) / float(np.linalg.norm(flow.final.V))
@@ -173,7 +176,7 @@ def _flow_error(geometry: Geometry) -> float:
 
 
 def _plateau_losses(stages: gradflow.Stages) -> list[float]:
-    """The loss where the flow is slowest between one acquisition and the next."""
+    """The losses where the flow is slowest between one acquisition and the next."""
     times = [a.t for a in stages.acquisitions]
     losses = []
     for before, after in itertools.pairwise(times):
@@ -189,7 +192,7 @@ def _cosines(target: Target) -> np.ndarray:
 
 
 def _acquired(geometry: Geometry, seed: int) -> dict[str, Any]:
-    """Which patterns, of random matrices that are not orthogonal, and when."""
+    """The patterns acquired with random matrices that are not orthogonal, and when."""
     target = random_target(D, POSITIONS, seed, orthogonal=False)
     flow = _flow(reduced(target)[0], geometry)
     found = gradflow.find_stages(flow).acquisitions
@@ -215,7 +218,7 @@ def _claims(geometry: str, simulation: Simulation, levels: list[float]) -> list[
         Claim(first + "heads that take pattern 1", HEADS, by[0], 0),
         Claim(first + "heads that take pattern 2", 1, by[1], 0),
         Claim(first + "heads that take pattern 3", 1, by[2], 0),
-        Claim(first + "loss at the start, L_0", levels[0], float(flow.loss[0]), 1e-12),
+        Claim(first + "initial loss, L_0", levels[0], float(flow.loss[0]), 1e-12),
     ]
     claims += [
         Claim(first + f"loss on plateau {k}, L_{k}", levels[k], loss, 0.002)
@@ -224,16 +227,16 @@ def _claims(geometry: str, simulation: Simulation, levels: list[float]) -> list[
     return [
         *claims,
         Claim(
-            first + "loss in the end, relative to L_0",
+            first + "final loss relative to L_0",
             0.0,
             float(flow.loss[-1]) / levels[0],
             1e-5,
         ),
-        Claim(first + "velocity in h features", 0.0, simulation.field_error, 1e-12),
+        Claim(first + "error of velocity", 0.0, simulation.field_error, 1e-12),
         *(
             [
                 Claim(
-                    first + "d = 10: flow in h features",
+                    first + "d = 10: error of flow",
                     0.0,
                     simulation.flow_error,
                     1e-5,
@@ -242,7 +245,7 @@ def _claims(geometry: str, simulation: Simulation, levels: list[float]) -> list[
             if np.isfinite(simulation.flow_error)
             else []
         ),
-        Claim(first + "energy imbalance, relative", 0.0, energy, 1e-6),
+        Claim(first + "relative energy imbalance", 0.0, energy, 1e-6),
     ]
 
 
@@ -344,7 +347,7 @@ def _draw_column(axes: Any, simulation: Simulation) -> None:
         ax.set_xscale("log")
         ax.set_xlim(ts[0], ts[-1])
     for ax in axes[:HEADS]:
-        ax.margins(y=0.2)  # room for the letter above a value of one
+        ax.margins(y=0.2)  # leave room for the letter above a value of one
     axes[3].set_yscale("log")
     axes[3].set_ylim(1e-10 * target.sizes[0] ** 2, 3 * target.sizes[0] ** 2)
     shade_stages(axes, simulation.stages, named=axes[0])

@@ -1,24 +1,24 @@
-"""Experiment 9: where the theory ends, as the initial scale ε grows to order one.
+"""Experiment 9: where the theory breaks down as the initial scale ε grows to one.
 
-Claim. The stages of Focus and Dilution belong to small initial weights. With entries
+Claim. The stages of *Focus and Dilution* require small initial weights. With entries
 N(0, ε²) on the reference instance, and ε from 1e-5 to 1,
 
-- condensation has a rate of ‖π‖·‖π - 1/d‖ and focus one of κ, both reached as ε → 0;
-- W0 becomes παᵀ near θ¹ and Φ becomes ππᵀ in focus, up to factors, as ε → 0;
-- as ε grows these fade, and at order one there are no such stages.
+- the rate of condensation tends to ‖π‖·‖π - 1/d‖ and that of focus to κ as ε → 0;
+- W0 becomes proportional to παᵀ near θ¹, and Φ to ππᵀ in focus, as ε → 0;
+- as ε grows these features fade, and at order one there are no such stages.
 
 Three scales say where:
 
-- `sequence_ends`: the least ε, of those tried, from which on some seed's stages are not
-  those of the smallest ε;
-- `cycle_ends`: the same for the first cycle alone, the first four stages;
-- `rates_end`: the least ε from which on some seed's rate of condensation or of focus is
-  off by more than 10 %, or cannot be measured.
+- `sequence_ends`: the smallest ε tried at which some seed's stages differ from those of
+  the smallest ε;
+- `cycle_ends`: the same for the first cycle alone, that is, the first four stages;
+- `rates_end`: the smallest ε tried at which some seed's rate of condensation or of
+  focus is off by more than 10 %, or cannot be measured.
 
-The rate of condensation is the largest d log s₁(W0)/dt, that of focus
-d log √σ₁(WQ WKᵀ)/dt where it is steadiest on the way out of the plateau of θ¹. Cosines
-are |u₁ᵀπ|/‖π‖ where the flow is slowest near θ¹, u₁ the leading left singular vector of
-W0, and ⟨Φ, ππᵀ⟩/(‖Φ‖‖π‖²) at its largest in the first focus.
+The rate of condensation is the largest d log s₁(W0)/dt. The rate of focus is
+d log √σ₁(WQ WKᵀ)/dt where it is steadiest as the flow leaves the plateau of θ¹. The
+cosines are |u₁ᵀπ|/‖π‖ where the flow is slowest near θ¹, with u₁ the leading left
+singular vector of W0, and the largest ⟨Φ, ππᵀ⟩/(‖Φ‖‖π‖²) in the first focus.
 """
 
 from typing import Any
@@ -28,6 +28,8 @@ from _bars import draw_stages
 from _common import Claim, Measurement, reference_problem, run
 from _watch import follow
 from matplotlib.figure import Figure
+
+import gradflow
 
 HORIZON = 3e4
 OFF = 0.1
@@ -95,7 +97,7 @@ def measure(quick: bool) -> Measurement:
     text = "\n".join(
         [
             _table(rows),
-            f"other stages from ε = {ends:.2g} on, of the first cycle from "
+            f"stages differ from ε = {ends:.2g} on, those of the first cycle from "
             f"ε = {numbers['cycle_ends']:.2g}; a rate is off by more than {OFF:.0%} "
             f"from ε = {off:.2g} on",
         ]
@@ -103,7 +105,7 @@ def measure(quick: bool) -> Measurement:
     return Measurement(claims, numbers, (rows, ends, off), text)
 
 
-def _row(problem: Any, scale: float, seed: int) -> dict[str, Any]:
+def _row(problem: gradflow.Problem, scale: float, seed: int) -> dict[str, Any]:
     w = follow(problem, scale=scale, t1=HORIZON, seed=seed)
     focus = w.first_focus
     phi = float("nan")
@@ -129,7 +131,7 @@ def rows_as_data(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _per_scale(rows: list[dict[str, Any]], holds: Any) -> dict[float, bool]:
-    """Whether it holds for all seeds, for each scale."""
+    """For each scale, whether the condition is true for all seeds."""
     found: dict[float, bool] = {}
     for row in rows:
         found[row["scale"]] = found.get(row["scale"], True) and bool(holds(row))
@@ -137,7 +139,7 @@ def _per_scale(rows: list[dict[str, Any]], holds: Any) -> dict[float, bool]:
 
 
 def _first_from(scales: Any, holds: dict[float, bool]) -> float:
-    """The least scale at which it does not hold; infinite where it always does."""
+    """The smallest scale at which the condition is false; infinite if it never is."""
     return min((float(s) for s in scales if not holds[float(s)]), default=float("inf"))
 
 
@@ -207,7 +209,7 @@ def draw(measurement: Measurement) -> Figure:
     counts.set_title("(d) Stages and cycles found", loc="left")
     for ax in (errors, cosines, counts):
         for where, style, name in (
-            (ends, "--", "other stages from here on"),
+            (ends, "--", "stages differ from here on"),
             (off, ":", "a rate is off by 10 % from here on"),
         ):
             if np.isfinite(where):

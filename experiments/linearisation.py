@@ -1,25 +1,25 @@
 """Experiment 4: near a saddle the flow is the linear flow, and stays for log(1/ε).
 
-Claims, for a critical point θ* with J = -∇²L(θ*) of largest eigenvalue μ* > 0, and the
-flow from θ* + εξ with standard normal ξ:
+Claims, for a critical point θ* where the largest eigenvalue of J = -∇²L(θ*) is μ* > 0,
+and the flow from θ* + εξ with standard normal ξ:
 
 1. *Linearisation.* The flow is `gradflow.landscape.linearised_flow`, θ* + ε exp(Jt)ξ,
-   up to C ε² e^{2μ*t}. At θ* = 0 the quadratic term of the flow vanishes, as the loss
-   depends on θ by M = W0 W1 and Φ, of second and of fourth order: the error is
-   C ε³ e^{3μ*t}. Compared at every one of a series of times: the power of ε in
-   ‖flow - linear flow‖ is 3 at θ = 0 and 2 at θ¹, at each of them; and towards the end
-   the error grows in time at 3μ* and 2μ*, as the bound does.
-2. *Residence.* From entries N(0, ε²) the flow stays Θ(log 1/ε) within a distance r of
-   θ = 0, and then of θ¹; r is a tenth of ‖θ¹‖ here.
+   up to C ε² e^{2μ*t}. At θ* = 0 the quadratic term of the flow vanishes, because the
+   loss depends on θ through M = W0 W1 and Φ, of second and of fourth order: the error
+   is C ε³ e^{3μ*t}. At each of a series of times, the power of ε in
+   ‖flow - linear flow‖ is 3 at θ = 0 and 2 at θ¹. Towards the end the error grows in
+   time at rates 3μ* and 2μ*, as the bound does.
+2. *Residence.* From entries N(0, ε²) the flow stays for a time Θ(log 1/ε) within a
+   distance r of θ = 0, and then of θ¹; here r is a tenth of ‖θ¹‖.
    - At 0: ‖θ‖ = r when ε C e^{μt} = r, with μ = ‖π‖·‖π - 1/d‖. So the stay is
      log(1/ε)/μ plus a constant that depends on r and on the direction of the start.
-   - At θ¹, from arrival, where the distance to the nearest θ¹ falls below r, until it
-     exceeds r again: the passage from 0 to arrival takes a time that does not depend on
-     ε once W0 has any fixed size (the flow then follows the orbit that joins 0 to θ¹),
-     and before, the attention is frozen: ẆQ is of order ‖W0‖²‖WK‖. So at arrival the
-     attention is C'ε, of the same size as at the start. From there it grows at rate
-     |κ|, while the embeddings relax, and leaves when ε C' e^{|κ|t} ~ r: the stay is
-     log(1/ε)/|κ| plus a constant, as if the attention started its growth at arrival.
+   - At θ¹: the stay lasts from arrival, when the distance to the nearest θ¹ falls below
+     r, until it exceeds r again. Once W0 has any fixed size, the passage to θ¹ takes a
+     time that does not depend on ε (the flow then follows the orbit that joins 0 to
+     θ¹); before that the attention is frozen, because ẆQ is of order ‖W0‖²‖WK‖. So at
+     arrival the attention is C'ε, of the same size as at the start. From there it grows
+     at rate |κ|, while the embeddings relax, and leaves when ε C' e^{|κ|t} ~ r: the
+     stay is log(1/ε)/|κ| plus a constant, as if the attention began to grow at arrival.
 """
 
 from typing import Any, NamedTuple
@@ -29,43 +29,50 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from _closed_forms import DistanceToFirstSaddle, FirstSaddle, first_rate
-from _common import REFERENCE_LAW, Claim, Measurement, reference_problem, run, slope
+from _common import (
+    COLOURS,
+    REFERENCE_LAW,
+    Claim,
+    Measurement,
+    reference_problem,
+    run,
+    slope,
+)
 from jaxtyping import Array
 from matplotlib.figure import Figure
 
 import gradflow
 from gradflow.landscape import linearised_flow
-from gradflow.plotting._common import COLOURS
 
 NEAR = 0.1
 """r, relative to ‖θ¹‖."""
 AMPLIFICATION = 20.0
-"""e^{μ*t} at the last time of a comparison: few e-folds less than it takes to leave."""
+"""e^{μ*t} at the last time of a comparison, a few e-folds before the flow leaves."""
 TIMES = 16
 RTOL = 1e-12
-"""The errors to be seen are as small as 1e-9 of the parameters."""
+"""Tight, because the errors to measure are as small as 1e-9 of the parameters."""
 
 
 class Comparison(NamedTuple):
-    """Flow and linear flow from a series of starts."""
+    """A comparison of flow and linear flow from a series of starts."""
 
     scales: np.ndarray
     ts: np.ndarray
     errors: np.ndarray
-    """‖flow - linear flow‖ of each scale at each time."""
+    """‖flow - linear flow‖ for each scale at each time."""
     rate: float
     """μ*."""
     power: int
-    """Of ε, by theory."""
+    """The power of ε in theory."""
 
     @property
     def powers(self) -> np.ndarray:
-        """Of ε, as measured at each time."""
+        """The power of ε measured at each time."""
         return np.array([slope(self.scales, e) for e in self.errors.T])
 
     @property
     def growth(self) -> float:
-        """d log error/dt over μ*, towards the end: the last quarter of the times."""
+        """(d log error/dt)/μ* over the last quarter of the times."""
         last = slice(-TIMES // 4, None)
         fits = np.polyfit(self.rate * self.ts[last], np.log(self.errors[:, last]).T, 1)
         return float(np.mean(fits[0]))
@@ -97,7 +104,7 @@ def compare(
 
 
 class _Beyond(eqx.Module):
-    """The distance from θ = 0, less r."""
+    """The distance from θ = 0, minus r."""
 
     radius: Array
 
@@ -107,7 +114,7 @@ class _Beyond(eqx.Module):
 
 
 class _BeyondFirstSaddle(eqx.Module):
-    """The distance from the nearest θ¹, less r."""
+    """The distance from the nearest θ¹, minus r."""
 
     distance: DistanceToFirstSaddle
     radius: Array
@@ -117,7 +124,7 @@ class _BeyondFirstSaddle(eqx.Module):
 
 
 class Stay(NamedTuple):
-    """When one flow was near 0 and near θ¹."""
+    """The times at which one flow was near 0 and near θ¹."""
 
     left_zero: float
     arrived: float
@@ -141,8 +148,8 @@ def stay(problem: gradflow.Problem, scale: float) -> Stay:
     first = gradflow.find_events(flow, to_saddle)
     if [e.rising for e in zero[:1]] + [e.rising for e in first[:2]] != [1, 0, 1]:
         raise RuntimeError(
-            f"The flow from ε = {scale:g} did not come to within r = {radius:.3g} of "
-            f"θ¹ and leave it again until t = {horizon:.4g}: {zero}; {first}"
+            f"The flow from ε = {scale:g} did not come within r = {radius:.3g} of θ¹ "
+            f"and leave it again by t = {horizon:.4g}: {zero}; {first}"
         )
     return Stay(zero[0].t, first[0].t, first[1].t)
 
@@ -165,11 +172,13 @@ def measure(quick: bool) -> Measurement:
     transfers = np.array([s.arrived - s.left_zero for s in stays])
 
     claims = [
-        Claim("power of ε in the error at 0, farthest", 3.0, at_zero.farthest, 0.05),
-        Claim("power of ε in the error at θ¹, farthest", 2.0, at_first.farthest, 0.05),
-        Claim("growth of the error at 0 in the end, over μ", 3.0, at_zero.growth, 0.05),
+        Claim("power of ε in the error at 0, worst time", 3.0, at_zero.farthest, 0.05),
         Claim(
-            "growth of the error at θ¹ in the end, over κ", 2.0, at_first.growth, 0.05
+            "power of ε in the error at θ¹, worst time", 2.0, at_first.farthest, 0.05
+        ),
+        Claim("final growth rate of the error at 0, over μ", 3.0, at_zero.growth, 0.05),
+        Claim(
+            "final growth rate of the error at θ¹, over κ", 2.0, at_first.growth, 0.05
         ),
         Claim("stay at 0 per e-fold of 1/ε, 1/μ", 1 / mu, per_e_fold[0], 0.05),
         Claim("stay at θ¹ per e-fold of 1/ε, 1/κ", 1 / kappa, per_e_fold[1], 0.05),
@@ -271,7 +280,7 @@ def draw(found: Measurement) -> Figure:
 
 
 def _collapse(ax: Any, c: Comparison, title: str, rate: str) -> None:
-    """Errors over their power of ε, of all starts on one curve."""
+    """Draw the errors divided by their power of ε: all starts fall on one curve."""
     for e, errors, marker, colour in zip(
         c.scales, c.errors, "o^sD", COLOURS, strict=False
     ):

@@ -1,30 +1,32 @@
-"""Experiment 21: stochastic gradients, momentum and AdamW against the flow.
+"""Experiment 21: SGD, momentum and AdamW compared with the flow.
 
-Setting. The one-layer Transformer of the reference chain, from ε = 1e-3, is trained on
+Setting. The one-layer Transformer on the reference chain, from ε = 1e-3, is trained on
 freshly drawn sequences: contexts of s = 16 tokens and the token after them, 128 in a
 batch, by a forward pass on tokens. The flow is that of the exact finite context of the
-same length (all 3,264 pairs of last token and counts), and on it loss and gradient of
-every training are measured. Five seeds, of the sequences; the start is the same.
+same length (all 3,264 pairs of last token and counts), which also measures the loss and
+gradient of every training run. There are five seeds for the sequences; the start is
+always the same.
 
 - SGD: η = 0.1; clock Σ η.
-- momentum: β = 0.9 and η = 0.01. A gradient moves θ by η/(1-β) in the end, so that is
-  what a step counts on the clock: Σ η/(1-β), and 0.1 a step again. What is left of
-  momentum on that clock is inertia, m θ̈ + θ̇ = -∇L with m = β/(1-β) · η/(1-β) = 0.9,
-  so that a direction of rate μ grows at the rate r with m r² + r = μ.
+- momentum: β = 0.9 and η = 0.01. A gradient moves θ by η/(1-β) in the end, so each step
+  counts that much on the clock, Σ η/(1-β): again 0.1 per step. On this clock the
+  remaining effect of momentum is inertia, m θ̈ + θ̇ = -∇L with
+  m = β/(1-β) · η/(1-β) = 0.9, so that a direction of rate μ grows at the rate r with
+  m r² + r = μ.
 - AdamW: η = 1e-3, weight decay 1e-4; clock Σ η. Its steps do not shrink with the
-  gradient, so its clock is its own, and only the order can be compared.
+  gradient, so its clock cannot be compared with the flow's, only its order.
 
 Definitions. A direction *opens* when it first reaches half of the size that it has in
 the flow at the end of the stage that opens it: σ₁(W0) in condensation, √σ₁(WQ WKᵀ) in
-the focus, σ₂(W0) in the new direction. (`find_stages` asks where the speed is least
-between two openings; the speed at a noisy iterate says little of that, as noise holds
-‖∇L‖ up on a plateau.) The order of a training is that of its openings, at its saved
-steps; those that do not open by the horizon are missing.
+focus, σ₂(W0) in the new direction. (`find_stages` looks for the lowest speed between
+two openings; the speed at a noisy iterate says little about this, because noise keeps
+‖∇L‖ high on a plateau.) The order of a training run is that of its openings at its
+saved steps; directions that do not open by the horizon are missing.
 
-Question, not a claim of theory: is the order of the stages that of the flow? Claimed is
-what is expected of small steps: SGD and momentum keep the order in every seed; SGD
-opens each direction at the flow's time within 10 %, and momentum the first at μ/r times
-the flow's, as it grows from the start at that rate.
+The question, which theory does not answer, is whether the stages come in the flow's
+order. The claims are those expected for small steps: SGD and momentum keep the order in
+every seed; SGD opens each direction within 10 % of the flow's time; and momentum opens
+the first at μ/r times the flow's, as it grows at that rate from the start.
 
 `--quick`: 3 tokens, s = 6, η = 0.3, two seeds, no AdamW.
 """
@@ -50,11 +52,11 @@ class Direction(NamedTuple):
 
     stage: str
     observable: str
-    index: int
+    component: int
     power: float
 
     def size(self, observables: dict[str, Any]) -> np.ndarray:
-        return np.asarray(observables[self.observable])[:, self.index] ** self.power
+        return np.asarray(observables[self.observable])[:, self.component] ** self.power
 
 
 DIRECTIONS = (
@@ -65,10 +67,10 @@ DIRECTIONS = (
 WATCHED = ("singular_values_W0", "singular_values_QK")
 
 
-class Training(NamedTuple):
+class Run(NamedTuple):
     optimiser: str
     seed: int
-    flow: gradflow.Flow
+    training: gradflow.Training
     openings: dict[str, float]
 
     @property
@@ -113,7 +115,7 @@ def measure(quick: bool) -> Measurement:
                 saved=np.linspace(0, count, 251).round().astype(int),
                 observables=WATCHED,
             )
-            runs.append(Training(name, seed, training, _openings(training, halves)))
+            runs.append(Run(name, seed, training, _openings(training, halves)))
     order = tuple(sorted(expected, key=lambda name: expected[name]))
     rows = {
         name: _row([r for r in runs if r.optimiser == name], order, expected)
@@ -123,7 +125,7 @@ def measure(quick: bool) -> Measurement:
     inertia = _slowed(stages[0].evidence["rate"], MOMENTUM / (1 - MOMENTUM) * eta)
     claims = [
         Claim(
-            "SGD and momentum: seeds in the order of the flow",
+            "SGD and momentum: seeds in the flow's order",
             float(sum(row["seeds"] for row in close)),
             float(sum(row["same_order"] for row in close)),
             0.0,
@@ -137,7 +139,9 @@ def measure(quick: bool) -> Measurement:
             0.05,
         ),
     ]
-    compared = [gradflow.compare(flow, r.flow) for r in runs if r.optimiser == "SGD"]
+    compared = [
+        gradflow.compare(flow, r.training) for r in runs if r.optimiser == "SGD"
+    ]
     numbers = {
         "contexts": problem.population.size,
         "floor": problem.floor,
@@ -153,7 +157,7 @@ def measure(quick: bool) -> Measurement:
                 "seed": r.seed,
                 "openings": r.openings,
                 "order": r.order,
-                "final_loss": float(r.flow.loss[-1]),
+                "final_loss": float(r.training.loss[-1]),
             }
             for r in runs
         ],
@@ -165,14 +169,14 @@ def measure(quick: bool) -> Measurement:
 
 
 def _slowed(rate: float, mass: float) -> float:
-    """By what factor inertia puts off what grows at this rate."""
+    """The factor by which inertia delays a direction that grows at this rate."""
     return float(rate * 2 * mass / (np.sqrt(1 + 4 * mass * rate) - 1))
 
 
 def _halves(
     problem: gradflow.Problem, flow: gradflow.Flow, stages: gradflow.Stages
 ) -> dict[str, float]:
-    """Of each direction that the flow opens, half of its size at the stage's end."""
+    """For each direction that the flow opens, half its size at the end of its stage."""
     found = {}
     for direction in DIRECTIONS:
         ends = [s.end for s in stages if s.name == direction.stage]
@@ -185,8 +189,11 @@ def _halves(
     return found
 
 
-def _openings(flow: gradflow.Flow, halves: dict[str, float]) -> dict[str, float]:
-    """When each direction first reaches that, between saved times linearly."""
+def _openings(
+    flow: gradflow.Flow | gradflow.Training, halves: dict[str, float]
+) -> dict[str, float]:
+    """The time at which each direction first reaches its level in `halves`, by linear
+    interpolation between saved times."""
     found = {}
     for direction in DIRECTIONS:
         if direction.stage not in halves:
@@ -200,7 +207,7 @@ def _openings(flow: gradflow.Flow, halves: dict[str, float]) -> dict[str, float]
 
 
 def _row(
-    runs: list[Training], order: tuple[str, ...], expected: dict[str, float]
+    runs: list[Run], order: tuple[str, ...], expected: dict[str, float]
 ) -> dict[str, Any]:
     ratios = np.array(
         [
@@ -216,12 +223,12 @@ def _row(
         "orders": sorted({" → ".join(r.order) for r in runs}),
         "openings": {name: [r.openings.get(name) for r in runs] for name in order},
         "worst_ratio": float(worst),
-        "final_losses": [float(r.flow.loss[-1]) for r in runs],
+        "final_losses": [float(r.training.loss[-1]) for r in runs],
     }
 
 
 def _table(rows: dict[str, dict[str, Any]], expected: dict[str, float]) -> str:
-    lines = ["opens at t = (range over seeds)"]
+    lines = ["times at which directions open (range over seeds)"]
     lines.append(
         f"{'flow':<10}" + "".join(f"{n} {t:.4g}   " for n, t in expected.items())
     )
@@ -263,15 +270,15 @@ def _on_the_flows_clock(name: str) -> bool:
     return name != "AdamW"
 
 
-def _draw_losses(
-    ax: Axes, flow: gradflow.Flow, runs: list[Training], name: str
-) -> None:
+def _draw_losses(ax: Axes, flow: gradflow.Flow, runs: list[Run], name: str) -> None:
     if _on_the_flows_clock(name):
         ax.plot(flow.ts, flow.loss, color="black", linewidth=2, label="flow")
     for r in runs:
-        ax.plot(r.flow.ts, r.flow.loss, color=COLOURS[0], linewidth=0.8, alpha=0.8)
+        ax.plot(
+            r.training.ts, r.training.loss, color=COLOURS[0], linewidth=0.8, alpha=0.8
+        )
     ax.plot([], [], color=COLOURS[0], label=f"{name}, {len(runs)} seeds")
-    ax.set_xlim(0, float(runs[0].flow.ts[-1]))
+    ax.set_xlim(0, float(runs[0].training.ts[-1]))
     ax.set(xlabel=_clock(name), ylabel="exact loss $L$ (nats)")
     ax.legend(fontsize="small", loc="upper right")
 
@@ -279,7 +286,7 @@ def _draw_losses(
 def _draw_directions(
     ax: Axes,
     flow: gradflow.Flow,
-    runs: list[Training],
+    runs: list[Run],
     expected: dict[str, float],
     name: str,
 ) -> None:
@@ -292,15 +299,15 @@ def _draw_directions(
         if direction.stage not in expected:
             continue
         for r in runs:
-            size = direction.size(r.flow.observables)
-            ax.plot(r.flow.ts, size, color=colour, linewidth=0.8, alpha=0.8)
+            size = direction.size(r.training.observables)
+            ax.plot(r.training.ts, size, color=colour, linewidth=0.8, alpha=0.8)
         if _on_the_flows_clock(name):
             size = direction.size(flow.observables)
             ax.plot(flow.ts, size, color="black", linewidth=1.4, linestyle=(0, (4, 3)))
         ax.plot([], [], color=colour, label=labels[direction.stage])
     if _on_the_flows_clock(name):
         ax.plot([], [], "k", linestyle=(0, (4, 3)), label="flow")
-    ax.set_xlim(0, float(runs[0].flow.ts[-1]))
+    ax.set_xlim(0, float(runs[0].training.ts[-1]))
     ax.set(xlabel=_clock(name), ylabel="singular value")
 
 

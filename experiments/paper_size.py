@@ -1,32 +1,32 @@
-"""Experiment 23: the student of high-order chains at the paper's size, trained by AdamW
-and by SGD on sampled sequences.
+"""Experiment 23: students of high-order chains at the paper's size, trained with AdamW
+and SGD on sampled sequences.
 
 Setting. x_t ~ softmax(Σ_j A_j Σ_{i∈I(j)} α_i x_{t-i}) with 50 tokens, spans 4, 4, 4 and
-2, 2, 2, A_j Gaussian with ‖A_j‖_F = 3·50·1.7^{1-j}; a student of three heads, from
-V = 0 and scores of scale 1e-3. There are 50¹² and 50⁶ contexts: no population can be
-listed. Each step draws 64 fresh sequences and predicts causally at nine positions of
-each. Loss, ladder and attention are measured over 1,024 contexts drawn from the chain,
-with the exact law of the next token in each (standard error of the loss 0.02), the same
-ones all along.
+2, 2, 2, A_j Gaussian with ‖A_j‖_F = 3·50·1.7^{1-j}; a student with three heads, from
+V = 0 and scores of scale 1e-3. There are 50¹² and 50⁶ contexts, too many to list. Each
+step draws 64 fresh sequences and predicts causally at nine positions of each. Loss,
+ladder and attention are measured over 1,024 contexts drawn once from the chain, with
+the exact distribution of the next token in each (standard error of the loss 0.02).
 
-Definitions, as in experiments 13 and 15. D_j = mean KL(T_j ‖ student), T_j the teacher
-restricted to its j strongest blocks; the rung is the j of the least D_j, and L_j when
-rung j is left for the last time. A block is acquired when the heads together hold half
-of it. Times are steps, as the two clocks Σ η have nothing in common.
+Definitions, as in experiments 13 and 15. D_j = mean KL(T_j ‖ student), where T_j is the
+teacher restricted to its j strongest blocks; the rung is the j with the smallest D_j,
+and L_j is the time at which rung j is left for the last time. A block is acquired when
+the heads together hold half of it. Times are in steps, because the two clocks Σ η
+cannot be compared.
 
-Beside it: the exact flow of a chain whose contexts can be listed (5 tokens, spans
+For comparison: the exact flow of a chain whose contexts can be listed (5 tokens, spans
 1, 1, 1, the paper's ratio, ‖A_1‖_F = 2.5, all 125 contexts: a run of experiment 15), on
 its own clock.
 
-Claims, which are those of the exact theory, looked for where it cannot be computed:
-blocks are acquired in the order of importance, the first by all heads together, and the
-rungs are left in order.
+Claims. These are the claims of the exact theory, tested where the exact flow cannot be
+computed: blocks are acquired in order of importance, the first by all heads together,
+and the rungs are left in order.
 
-What does not appear. By the horizon no run has acquired block 3, the weakest: at these
-rates and batches the student stays on rung 2. And by SGD the three heads that take
-block 1 are not alike: they share out its lags among themselves (overlap below 0.2,
-where it is 1.00 by AdamW and along the exact flow), so that its competitive phase is
-one of attention to the block, not of equal heads.
+What fails. By the horizon no run has acquired block 3, the weakest: at these rates and
+batch sizes the student stays on rung 2. And with SGD the three heads that take block 1
+are not alike: they share out its lags among themselves (overlap below 0.2, compared
+with 1.00 for AdamW and along the exact flow), so that in the competitive phase all
+heads attend to the block without being equal.
 
 `--quick`: 6 tokens, spans 1, 1, centred A_j of ‖A_1‖_F = 6, SGD with η = 2 only.
 """
@@ -76,7 +76,7 @@ QUICK = [Setting("SGD, spans 1, 1", 6, (1, 1), optax.sgd, 2.0, 2000)]
 
 
 class Seen(NamedTuple):
-    """What is seen of a student, over steps or over time."""
+    """Measurements on a student over steps or over time."""
 
     name: str
     clock: str
@@ -85,12 +85,12 @@ class Seen(NamedTuple):
     floor: float
     ladder: np.ndarray
     attention: np.ndarray
-    """To blocks, by time, head and block."""
+    """The attention to blocks, by time, head and block."""
     by_lag: np.ndarray
-    """The same by lags."""
+    """The attention to lags."""
     shares: np.ndarray
     overlap: np.ndarray
-    """The least cosine between two heads."""
+    """The smallest cosine between two heads."""
 
     @property
     def rung(self) -> np.ndarray:
@@ -98,8 +98,8 @@ class Seen(NamedTuple):
 
     @property
     def left(self) -> list[float | None]:
-        """When each rung was left for the last time; None if it never was on it, or
-        was not left."""
+        """The time at which each rung was left for the last time; None for a rung that
+        was never visited, or never left."""
         found: list[float | None] = []
         for j in range(1, 1 + self.ladder.shape[1]):
             on = np.flatnonzero(self.rung == j)
@@ -137,7 +137,7 @@ def measure(quick: bool) -> Measurement:
         in_order = sorted(a["block"] for a in got)
         claims.append(
             Claim(
-                f"{seen.name}: blocks acquired in order, of those acquired",
+                f"{seen.name}: acquired blocks that are in order",
                 float(len(got)),
                 float(sum(a["block"] == b for a, b in zip(got, in_order, strict=True))),
                 0.0,
@@ -154,7 +154,7 @@ def measure(quick: bool) -> Measurement:
         left = [t for t in seen.left if t is not None]
         claims.append(
             Claim(
-                f"{seen.name}: rungs left in order, of those left",
+                f"{seen.name}: rungs left that are in order",
                 float(len(left)),
                 float(sum(a == b for a, b in zip(left, sorted(left), strict=True))),
                 0.0,
@@ -185,7 +185,7 @@ def measure(quick: bool) -> Measurement:
 
 def _train(setting: Setting, quick: bool) -> Seen:
     d, spans = setting.vocabulary, setting.spans
-    if quick:  # of few tokens; see `teacher`
+    if quick:  # few tokens: see `teacher`
         chain = teacher(d, spans, ratio=RATIO, seed=0, size=1.0)
     else:
         chain = gradflow.HighOrderChain.random(d, spans, RATIO, seed=0, scale=SIZE)
@@ -257,9 +257,9 @@ def _table(every: list[Seen]) -> str:
             f"{seen.name}: loss {seen.loss[0]:.4f} → {seen.loss[-1]:.4f} "
             f"(floor {seen.floor:.4f})",
             f"  acquired: {'; '.join(got) or 'none'}"
-            + (f"; {missing} not by the horizon" if missing else ""),
+            + (f"; {missing} not acquired by the horizon" if missing else ""),
             f"  rungs left for the last time at {left}; ends on {seen.rung[-1]}",
-            f"  attention of each head to the blocks in the end: {attention}",
+            f"  final attention of each head to the blocks: {attention}",
         ]
     return "\n".join(lines)
 
@@ -310,7 +310,7 @@ def _draw_loss(ax: Axes, seen: Seen) -> None:
 
 def _draw_ladder(ax: Axes, seen: Seen) -> None:
     for j in range(seen.ladder.shape[1]):
-        # What lies far below the axes would take part in the layout of the figure.
+        # Points far below the axes would affect the layout of the figure.
         D = np.maximum(seen.ladder[:, j], LEAST_SHOWN / 2)
         ax.plot(seen.ts, D, color=COLOURS[j])
     ax.set_yscale("log")

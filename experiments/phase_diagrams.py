@@ -1,22 +1,22 @@
-"""Experiment 28, phase diagrams: when the stages come, over 2 × 2 parameters.
+"""Experiment 28, phase diagrams: the times of the stages over two pairs of parameters.
 
 **Definitions.** The speed ‖∇L‖ of a flow has a prominent maximum (it rises and falls by
-a factor of two about it) for each of its stages: the first is condensation at its
-fastest, the second the end of focus, and, in the chains of the second diagram, the
-third a new direction at its fastest. Their times are read off 2,400 saved times by a
-parabola through log ‖∇L‖ over log t. A row of a diagram is one ensemble, a diagram one
-sweep over rows; what was computed is kept in the output directory.
+a factor of two around it) for each of its stages: the first is where condensation is
+fastest, the second is the end of focus, and, in the chains of the second diagram, the
+third is where a new direction is fastest. Their times are found on 2,400 saved times by
+a parabola through log ‖∇L‖ over log t. A row of a diagram is one ensemble, and a
+diagram is one sweep over rows; results are kept in the output directory.
 
-**First diagram**, over stickiness λ and the frequency π₁ of the commonest token, the
-others in the proportion 19 : 5 : 1, at two initial scales ε. Theory: condensation
-grows at rate μ = ‖π‖·‖π - 1/d‖ and focus at rate κ (see `_closed_forms.py`), so that
-with each e-fold of 1/ε they come later by
+**First diagram.** Over stickiness λ and the frequency π₁ of the most common token, with
+the others in proportion 19 : 5 : 1, at two initial scales ε. Theory: condensation grows
+at rate μ = ‖π‖·‖π - 1/d‖ and focus at rate κ (see `_closed_forms.py`), so that with
+each e-fold of 1/ε they come later by
 
     1/μ  and  1/μ + 1/κ.
 
-**Second diagram**, over the initial scale ε and the split δ of the rare frequencies,
+**Second diagram.** Over the initial scale ε and the split δ of the rare frequencies,
 π = (0.7, 0.1+δ, 0.1, 0.1-δ), λ = 1/2. Theory (experiment 6): a transverse direction
-grows at rate ρ = σ₁(G_M) ∝ δ from A ∝ ε until it saturates at S ∝ √δ, fastest at
+grows at rate ρ = σ₁(G_M) ∝ δ from A ∝ ε until it saturates at S ∝ √δ, and is fastest at
 
     t = (log(√δ/ε) + c)/ρ
 
@@ -39,12 +39,13 @@ WIDTH, TIMES, RTOL = 10, 2400, 1e-8
 OTHERS = np.array([0.19, 0.05, 0.01]) / 0.25
 SCALES = (1e-6, 1e-8)
 PROMINENCE, SLOWEST = np.log(2.0), 1e-10
-"""Of a maximum of the speed. Below the latter, where a flow stalls, it is rounding."""
+"""The least rise and fall of log ‖∇L‖ around a prominent maximum, and the speed below
+which it is only rounding, as where a flow stalls."""
 RANK_ONE_HORIZON = 1500.0
 
 
 class Axes2(NamedTuple):
-    """The values along the two sides of both diagrams."""
+    """The values along both axes of both diagrams."""
 
     stickiness: np.ndarray
     frequency: np.ndarray
@@ -89,15 +90,15 @@ def measure(quick: bool, out: Path) -> Measurement:
     drift = max(np.nanmax(found[name]["drift"]) for name in found)
     energy = max(np.nanmax(found[name]["energy"]) for name in found)
     claims = [
-        Claim("condensation per e-fold of 1/ε, times μ, worst", 1.0,
+        Claim("delay of condensation per e-fold of 1/ε, times μ, worst", 1.0,
               _worst(first.per_fold(0) * first.mu), 0.01),
-        Claim("end of focus per e-fold, over 1/μ + 1/κ, worst", 1.0,
+        Claim("delay of the end of focus, over 1/μ + 1/κ, worst", 1.0,
               _worst(first.per_fold(1) / (1 / first.mu + 1 / first.kappa)), 0.05),
         Claim("next cycle: slope of tρ in log(√δ/ε)", 1.0, second.slope, 0.02),
-        Claim("next cycle: t over theory with one c, worst", 1.0,
+        Claim("next cycle: t/theory with one c, worst", 1.0,
               _worst(second.time / second.theory), 0.1),
         Claim("flows without their stages", 0.0, first.missing + second.missing, 0.0),
-        Claim("energy balance, worst", 0.0, energy, 1e-6),
+        Claim("energy imbalance, worst", 0.0, energy, 1e-6),
         Claim("drift of conserved quantities, worst", 0.0, drift, 1e-6),
     ]  # fmt: skip
     numbers = {
@@ -163,7 +164,7 @@ def _law(frequency: float) -> np.ndarray:
     return np.append(frequency, (1 - frequency) * OTHERS)
 
 
-def _chain(problem: Any) -> gradflow.MarkovChain:
+def _chain(problem: gradflow.Problem) -> gradflow.MarkovChain:
     return problem.population.chain
 
 
@@ -206,12 +207,12 @@ def maxima(ts: np.ndarray, speed: np.ndarray, count: int) -> np.ndarray:
 
 
 #
-# What the theory says of them
+# Comparison with theory
 #
 
 
 class First(NamedTuple):
-    """Arrays over stickiness and frequency; times for each of the scales."""
+    """Arrays over stickiness and frequency, with the times for each scale."""
 
     condensation: np.ndarray
     focus: np.ndarray
@@ -252,7 +253,7 @@ class Second(NamedTuple):
 
     @property
     def constant(self) -> float:
-        """c, by the median."""
+        """c, from the median."""
         return float(np.nanmedian(self.time * self.rho[:, None] - self.log_ratio))
 
     @property
@@ -291,7 +292,7 @@ def draw(found: Measurement) -> Figure:
         np.log(1 / SCALES[0]) * (1 / first.mu + 1 / first.kappa),
         "time at which focus ends",
     )
-    left.set_xlabel(r"frequency $\pi_1$ of the commonest token")
+    left.set_xlabel(r"frequency $\pi_1$ of the most common token")
     left.set_ylabel(r"stickiness $\lambda$")
     left.set_title(
         rf"(a) $\epsilon = 10^{{{np.log10(SCALES[0]):.0f}}}$; dashed: "
@@ -316,7 +317,7 @@ def draw(found: Measurement) -> Figure:
 
 
 def _map(ax: Any, sides: Any, times: Any, theory: Any, what: str) -> None:
-    """Colours for what was measured, white lines at its levels, and the theory's lines
+    """Draw the measured times as colours with white contours, and the theory's contours
     at the same levels, dashed."""
     x, y = sides
     logs = np.log10(times)
@@ -341,7 +342,7 @@ def _power(value: float) -> str:
 
 
 def _levels(low: float, high: float) -> list[float]:
-    """Of 1, 2, 5 times a power of ten, or of powers alone where there are many."""
+    """Contour levels 1, 2, 5 times a power of ten, or only powers if there are many."""
     decades = range(int(np.floor(low)), int(np.ceil(high)) + 1)
     steps = (1, 2, 5) if high - low < 2.5 else (1, 3)
     levels = [decade + np.log10(step) for decade in decades for step in steps]

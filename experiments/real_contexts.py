@@ -1,14 +1,15 @@
-"""Experiment 26: real contexts against their Markov approximation.
+"""Experiment 26: real contexts compared with their Markov approximation.
 
-The contexts of s = 16 and 64 tokens of a corpus, with the tokens that really came next,
-are a sample without a Markov assumption; the corpus's chain, run for as many contexts
-of the same length, is a sample with it; the chain at infinite context is the
-theory's limit. The three differ by what is not Markov, and by the length. On each the
-flow of the one-layer Transformer starts from the same weights, entries N(0, ε²).
+Contexts of s = 16 and 64 tokens from a corpus, with the tokens that actually follow,
+make a sample without a Markov assumption. The same number of contexts of the same
+length, drawn from the corpus's chain, make a sample with it. The chain with infinite
+context is the theory's limit. The three differ by the non-Markov structure of the text
+and by the length. On each, the flow of the one-layer Transformer starts from the same
+weights, with entries N(0, ε²).
 
-Asked is which stages survive. Claim, as closed form: with attention at zero and small
-weights, W0 condenses at rate σ₁(∂L/∂M at 0), ∂L/∂M = Σ_c w_c a_c (1/d - T_c)ᵀ with a_c
-the frequencies of the tokens in context c, for every list of contexts.
+The question is which stages survive. The claim is a closed form: at zero attention and
+small weights, W0 condenses at rate σ₁(∂L/∂M at 0), ∂L/∂M = Σ_c w_c a_c (1/d - T_c)ᵀ
+with a_c the frequencies of the tokens in context c, for every list of contexts.
 """
 
 from pathlib import Path
@@ -48,7 +49,7 @@ def measure(quick: bool, out: Path) -> Measurement:
         rate = stages[0].evidence.get("rate", np.nan) if len(stages) else np.nan
         title = f"{name}, {kind}, s = {length}"
         theory = _first_rate(problem.population)
-        claims.append(Claim(f"{title}: condensation", theory, rate, 0.1))
+        claims.append(Claim(f"{title}: rate of condensation", theory, rate, 0.1))
         lines += [f"\n{title} ({problem.population.size:,} contexts)", str(stages)]
         lines.append(str(flow.certificate))
         numbers.append(
@@ -69,7 +70,7 @@ def measure(quick: bool, out: Path) -> Measurement:
 
 
 def _flows(corpus: Corpus, quick: bool, out: Path) -> Any:
-    """Kind, length and flow."""
+    """The kind of contexts, their length, and the flow."""
     tokens = corpus.tokens(quick)
     size, examples = (12, 200) if quick else (VOCABULARY, EXAMPLES)
     lengths = LENGTHS[:1] if quick else LENGTHS
@@ -94,7 +95,7 @@ def _flows(corpus: Corpus, quick: bool, out: Path) -> Any:
 
 
 def _run(chain: Any, count: int, length: int) -> np.ndarray:
-    """So many runs of the stationary chain of `length` tokens and one after them."""
+    """`count` runs of the stationary chain, of `length` tokens and one after them."""
     rng = np.random.default_rng(SEED)
     sums = np.cumsum(chain.transition, axis=1)
     state = rng.choice(chain.size, count, p=chain.stationary)

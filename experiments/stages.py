@@ -1,22 +1,22 @@
-"""Experiment 1: four stages and two cycles of Focus and Dilution.
+"""Experiment 1: the four stages and two cycles of *Focus and Dilution*.
 
 Claim. The gradient flow θ̇ = -∇L(θ) of the one-layer Transformer on the reference chain,
 π = (0.75, 0.19, 0.05, 0.01), P = I/2 + 1πᵀ/2, from entries N(0, ε²), goes through
-condensation, and then again and again through focus, dilution and a new direction:
+condensation and then repeatedly through focus, dilution and a new direction:
 
-- condensation: W0 becomes παᵀ, up to a factor, at rate ‖π‖·‖π - 1/d‖, and the flow
-  rests near θ¹, where L = H(π) = -Σ π_i log π_i;
+- condensation: W0 grows along παᵀ at rate ‖π‖·‖π - 1/d‖, and the flow comes to rest
+  near θ¹, where L = H(π) = -Σ π_i log π_i;
 - focus: WQ and WK grow along α at rate κ = λ·Cov_π(γ, β)·Var_π(γ), γ = gπ/‖π‖,
   β = c/(g‖π‖), c = log π - mean(log π), g² = ‖c‖/‖π‖;
 - dilution: the other queries' attention leaves the frequent token again;
 - new direction: one more singular value of W0 grows, and the next cycle starts;
-- the end is at the entropy rate, -Σ_i π_i Σ_j P_ij log P_ij.
+- the loss ends at the entropy rate, -Σ_i π_i Σ_j P_ij log P_ij.
 
 Stages are those of `gradflow.find_stages`, with the definitions given there. The figure
-is of ε = 1e-3; rates and the loss on the plateau, which theory has for ε → 0, are of
-ε = 1e-6. With s and σ the leading singular values of W0 and WQ WKᵀ, the rate of
-condensation is the largest d log s/dt, and that of focus d log √σ/dt where it is
-steadiest while the flow leaves the plateau of θ¹.
+shows ε = 1e-3. Rates and the loss on the plateau, which theory gives for ε → 0, are
+measured at ε = 1e-6. With s and σ the leading singular values of W0 and WQ WKᵀ, the
+rate of condensation is the largest d log s/dt, and the rate of focus is d log √σ/dt
+where it is steadiest as the flow leaves the plateau of θ¹.
 """
 
 from typing import Any
@@ -35,7 +35,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
 
 
 def measure(quick: bool) -> Measurement:
-    # What is quick differs in the accuracy of the flow.
+    # The quick version differs in the accuracy of the flow.
     rtol = 1e-7 if quick else 1e-9
     problem = reference_problem()
     chain: Any = problem.population.chain
@@ -48,26 +48,26 @@ def measure(quick: bool) -> Measurement:
     expected = ("condensation", *CYCLE * 2)
     in_order = sum(a == b for a, b in zip(stages.names, expected, strict=False))
 
-    # Three quarters through each stage it has shown what it is.
+    # Three quarters of the way through a stage its character is clear.
     times = np.array([s.start + 0.75 * (s.end - s.start) for s in stages])
     attention = flow.observe(problem.observables["attention"], times)
     embeddings = np.asarray(flow.at(times).W0) @ _plane(flow)
-    focus = watched.first_focus
     first_cycle = [stage for stage in stages if stage.cycle == 1]
-    during = np.linspace(focus.start, first_cycle[-1].end, 2000)
+    during = np.linspace(watched.focus.start, first_cycle[-1].end, 2000)
     to_frequent = flow.observe(problem.observables["attention"], during)[:, :, 0]
     final = float(flow.loss[-1])
-    small_focus = small.first_focus
-    inside = small.within(small_focus.start, small_focus.end)
+    inside = small.within(small.focus.start, small.focus.end)
+    plateau = small.rest
+    assert plateau is not None
     claims = [
         Claim("cycles (at least)", 2, cycles, 0),
-        Claim("stages in the order of theory", len(expected), in_order, 0),
-        Claim("loss on the plateau of θ¹, H(π)", theta1.loss, small.rest.loss, 1e-5),
+        Claim("stages in the predicted order", len(expected), in_order, 0),
+        Claim("loss on the plateau of θ¹, H(π)", theta1.loss, plateau.loss, 1e-5),
         Claim("rate of condensation", origin.rate, small.condensation_rate, 1e-3),
         Claim("rate of focus, κ", theta1.rate, small.focus_rate, 5e-3),
         Claim("W0 ∥ παᵀ on that plateau", 1.0, small.at_rest("condensation"), 1e-4),
         Claim("Φ ∥ ππᵀ in focus", 1.0, np.max(small.seen["phi"][inside]), 1e-4),
-        Claim("loss in the end, entropy rate", chain.entropy_rate, final, 1e-6),
+        Claim("final loss, entropy rate", chain.entropy_rate, final, 1e-6),
     ]
     numbers = {
         "scale": SCALE,
@@ -84,7 +84,7 @@ def measure(quick: bool) -> Measurement:
             "scale": SMALL_SCALE,
             "names": small.stages.names,
             "boundaries": small.stages.boundaries,
-            "plateau_loss": small.rest.loss,
+            "plateau_loss": plateau.loss,
             "condensation_rate": small.condensation_rate,
             "focus_rate": small.focus_rate,
         },
@@ -94,8 +94,8 @@ def measure(quick: bool) -> Measurement:
 
 
 def _plane(flow: Any) -> np.ndarray:
-    """The first two principal directions of the final W0, signs so that the longest
-    embedding along each is positive."""
+    """The first two principal directions of the final W0, with signs such that the
+    longest embedding along each is positive."""
     W0 = np.asarray(flow.final.W0)
     V = np.linalg.svd(W0)[2][:2].T
     along = W0 @ V
@@ -134,8 +134,11 @@ def draw(measurement: Measurement) -> Figure:
     maps, clouds = below.subplots(2, len(times), height_ratios=[1, 1.1])
     labels = flow.problem.population.chain.labels
     tokens = range(len(labels))
+    images = [
+        ax.imshow(weights, vmin=0, vmax=1, cmap="viridis")
+        for ax, weights in zip(maps, attention, strict=True)
+    ]
     for i, stage in enumerate(stages):
-        image = maps[i].imshow(attention[i], vmin=0, vmax=1, cmap="viridis")
         cycle = f" {stage.cycle}" if stage.cycle else ""
         maps[i].set_title(
             f"({'cdefghi'[i]}) {stage.name}{cycle}\n$t$ = {times[i]:.0f}", fontsize=9
@@ -161,7 +164,7 @@ def draw(measurement: Measurement) -> Figure:
     clouds[len(times) // 2].set_xlabel(
         "embeddings: first principal direction of the final $W_0$", fontsize="small"
     )
-    below.colorbar(image, ax=list(maps), pad=0.01, aspect=12, label="attention")
+    below.colorbar(images[-1], ax=list(maps), pad=0.01, aspect=12, label="attention")
     below.legend(
         *clouds[0].get_legend_handles_labels(),
         title="token",

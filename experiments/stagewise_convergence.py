@@ -1,23 +1,23 @@
-"""Experiment 12: how each plateau's solution is approached.
+"""Experiment 12: the approach to the solution of each plateau.
 
 L = ½‖G - Ĝ‖², Ĝ = Σ_k V_k ⊗ s_k, G = Σ_j A_j ⊗ e_j with three orthogonal patterns,
-α_j = ‖A_j‖ = r^{1-j}, r = 1.7, at three of T = 40 positions. While k
-patterns are known the flow tends to the k-pattern solution G_k = Σ_{j≤k} A_j ⊗ e_j, at
-the distance D_k(t) = ‖Ĝ - G_k‖, until pattern k + 1 takes over.
+α_j = ‖A_j‖ = r^{1-j}, r = 1.7, at three of T = 40 positions. While k patterns are known
+the flow tends to the k-pattern solution G_k = Σ_{j≤k} A_j ⊗ e_j, at a distance
+D_k(t) = ‖Ĝ - G_k‖, until pattern k + 1 takes over.
 
-Claim. D_k → C t^{-n} with n = 1 in the replicator geometry and n = ½ in scores: a power
-of time and no exponential, as the solution lies at infinity (attention tends to the
-positions that are known, so the scores go to infinity like n·log t).
+Claim. D_k → C t^{-n} with n = 1 in the replicator geometry and n = ½ in scores. This is
+a power of time and not an exponential, because the solution lies at infinity (attention
+tends to the known positions, so the scores go to infinity like n·log t).
 
 Derivation. Let S (heads × k) be the attention on the known positions and Q the rest,
-small. Values relax at rates of order one, so that they follow: SᵀV = [A_1 … A_k]ᵀ, and
-along an unknown pattern j, V_j = (SSᵀ)⁻¹α_j Q_j. With as many heads as known patterns
-the force on Q_i, the attention of all heads on position i, is g_i = -K_i Q_i,
+which is small. Values relax at rates of order one, so they follow: SᵀV = [A_1 … A_k]ᵀ,
+and along an unknown pattern j, V_j = (SSᵀ)⁻¹α_j Q_j. With as many heads as known
+patterns, the force on Q_i, the attention of all heads on position i, is g_i = -K_i Q_i,
 
     K_i = S⁻ᵀ diag(α_m² - β_i²) S⁻¹,
 
-where β_i is ‖A_j‖ where an unknown pattern j sits and zero elsewhere. On the known
-positions g is of order Q². Then, to leading order,
+where β_i is ‖A_j‖ if an unknown pattern j sits at position i, and zero otherwise. On
+the known positions g is of order Q². Then, to leading order,
 
     replicator: d log Q_ki/dt = g_ki: Q_i = b_i/t,  K_i b_i = 1;
     scores: d log Q_ki/dt = Q_ki g_ki - Σ_m S_km² g_km, g_km = -Σ_l g_kl (S⁻¹Q_l)_m:
@@ -30,31 +30,32 @@ with σ_m = Σ_k S_km,
     C² = Σ_m σ_m² [ (T-h)/α_m² + Σ_{j>k} (α_m² + α_j²)/(α_m² - α_j²)² ],
 
 and for one head in scores C² = [T - h + Σ_{j>1} (α_1² + α_j²)/(α_1² - α_j²)]/(2T).
-That values follow at once takes attention that does not run ahead of them. Where it
-does, the replicator's is driven down by a factor of up to exp(-α²/2) while the values
-still relax, and the law holds from there on, with t + t_0 in place of t: for one head
+This requires that the attention does not run ahead of the values. Where it does, the
+replicator's attention is driven down by a factor of up to exp(-α²/2) while the values
+still relax, and the law is valid from there on with t + t_0 in place of t: for one head
 and ‖A_1‖ = √50, as in experiment 10, D falls to 1e-10 within t = 30. So here ‖A_1‖ = 1.
 
-In the tool's own terms, L - L_k = ½Σ_i Q_iᵀ K_i Q_i is of order D², as is what is
-missing in the shares of known patterns. In scores the powers of the
-positions equalise slowly, like t^{-1/T}, and attention that a head keeps on another's
-position decays like D itself, so that S still moves and C is reached only roughly.
+In terms of quantities that gradflow reports, L - L_k = ½Σ_i Q_iᵀ K_i Q_i is of order
+D², and so is the deficit in the shares of known patterns. In scores the powers of the
+positions equalise slowly, like t^{-1/T}, and the attention that a head keeps on another
+head's position decays like D itself, so that S still moves and C is reached only
+roughly.
 
-A student of k heads can know no more than k patterns, and stays on its plateau: there
-the law is seen at length. In the flow of three heads from ε = 1e-9 it holds between two
-takeovers. As a plateau begins late, at a time that is no origin of the law, the law is
-read without time,
+A student of k heads can know no more than k patterns and stays on its plateau, where
+the law can be observed for a long time. In the flow of three heads from ε = 1e-9 it is
+valid between two takeovers. A plateau begins late, at a time that is not the origin of
+the law, so the law is tested without reference to time,
 
     -dD/dt = (n/C^{1/n}) D^{1+1/n}:   p = d log(-dD/dt)/d log D = 1 + 1/n,
 
-2 for the replicator and 3 in scores: of a student over the last decade of time, of a
-plateau where p is steadiest, |dp/d log D| least, before D_k is least and once D_k is
-below the geometric mean of its first value and its least. The
-power of D in L - L_k is 2.
+which is 2 for the replicator and 3 in scores. For a student, p is measured over the
+last decade of time. For a plateau, it is measured where p is steadiest (|dp/d log D| is
+smallest), before D_k reaches its minimum and once D_k is below the geometric mean of
+its first value and its minimum. The power of D in L - L_k is 2.
 
-What does not hold: that every plateau is long enough. The next pattern's part in D
-grows like exp(2(κt)^½) (experiment 11), and on plateau 2, and in the replicator
-geometry on plateau 1, D_k is least before p has come to its limit. There p is reported
+What fails: not every plateau is long enough. The next pattern's part in D grows like
+exp(2(κt)^½) (experiment 11), and on plateau 2, and in the replicator geometry on
+plateau 1, D_k reaches its minimum before p has reached its limit. There p is reported
 and no claim is made.
 """
 
@@ -85,22 +86,23 @@ POSITIONS, PATTERNS, SIZE = 40, 3, 1.0
 SCALE = 1e-9
 HORIZON = 1e5
 RTOL = 1e-10
-"""Attention of 1/(α²t) is held back by a force of the same size, which errors in the
+"""Attention of size 1/(α²t) is driven by a force of the same size, which errors in the
 values, of size rtol·‖V‖, must not hide: at 1e-8 the replicator's law ends early."""
 POWER = {"scores": 0.5, "replicator": 1.0}
 LONG_PLATEAUS = {"scores": (1, 3), "replicator": (3,)}
-"""Those on which the law is reached before the next pattern is felt."""
+"""The plateaus on which the law is reached before the next pattern interferes."""
 
 
 class Approach(eqx.Module):
-    """Of parameters: D_k and dD_k/dt for each k, the loss, and the patterns' shares."""
+    """Measurements at parameters θ: D_k and dD_k/dt for each k, the loss, and the
+    shares of the patterns."""
 
-    problem: Any
+    problem: gradflow.TensorFactorisation
     solutions: Float[np.ndarray, "patterns features positions"]
 
     def __call__(self, params: Any) -> dict[str, Array]:
         gradient = jax.grad(self.problem)(params)
-        velocity = self.problem.steepest_descent(params, gradient)
+        velocity = self.problem.velocity(params, gradient)
 
         def distances(params: Any) -> Float[Array, " patterns"]:
             found = params.V.T @ self.problem.attention(params)
@@ -111,14 +113,15 @@ class Approach(eqx.Module):
         return {
             "distance": distance,
             "rate": rate,
-            "loss": self.problem(params),
-            "shares": jnp.sum(shares, axis=0),
+            "loss": jnp.asarray(self.problem(params)),
+            "shares": jnp.sum(jnp.asarray(shares), axis=0),
         }
 
 
 class Run(NamedTuple):
-    """A flow, watched at the times `ts`."""
+    """A flow, and an `Approach` at the times `ts`."""
 
+    problem: gradflow.TensorFactorisation
     flow: gradflow.Flow
     solutions: Float[np.ndarray, "patterns features positions"]
     """G_1, G_2, G_3."""
@@ -132,11 +135,12 @@ def _follow(target: Target, geometry: Geometry, heads: int, until: float) -> Run
     flow = gradflow.integrate(problem, start, until, rtol=RTOL, observables=())
     solutions = np.stack([target.known(k) for k in range(1, PATTERNS + 1)])
     ts = np.geomspace(0.3, until, 1000)
-    return Run(flow, solutions, ts, flow.observe(Approach(problem, solutions), ts))
+    seen = flow.observe(Approach(problem, solutions), ts)
+    return Run(problem, flow, solutions, ts, seen)
 
 
 def prefactor(target: Target, S: Float[np.ndarray, "k k"], geometry: Geometry) -> float:
-    """C of the law, for attention S on the known positions."""
+    """C of the law, given the attention S on the known positions."""
     k, inverse, size = len(S), np.linalg.inv(S), target.sizes
     beta = np.append(0.0, size[k:])
     count = np.append(target.positions - PATTERNS, np.ones(PATTERNS - k))
@@ -163,14 +167,14 @@ def prefactor(target: Target, S: Float[np.ndarray, "k k"], geometry: Geometry) -
 
 
 class Law(NamedTuple):
-    """What is measured of a student of k heads, in the last decade of time."""
+    """Measurements on a student of k heads over the last decade of time."""
 
     power: float
     """p."""
     excess_power: float
     """d log(L - L_k)/d log D."""
     C: float
-    """From D and dD/dt in the end."""
+    """C from D and dD/dt at the end."""
     C_theory: float
     S: Float[np.ndarray, "k k"]
 
@@ -181,18 +185,18 @@ class Plateau(NamedTuple):
     start: float
     end: float
     lowest: float
-    """The time at which D_k is least: from then on pattern k + 1 takes over."""
+    """The time at which D_k is smallest; from then on pattern k + 1 takes over."""
     least: float
-    """D_k then."""
+    """D_k at that time."""
     power: float
-    """p, where it is steadiest."""
+    """p where it is steadiest."""
     read: float
-    """When that is."""
+    """The time at which p is steadiest."""
 
 
 def measure(quick: bool) -> Measurement:
     target = orthogonal_target(SIZE, POSITIONS)
-    # What is quick leaves out the students of fewer heads but the one.
+    # The quick version keeps only the student of one head.
     students = (1,) if quick else (1, 2, 3)
     runs: dict[str, dict[int, Run]] = {}
     laws: dict[str, dict[int, Law]] = {}
@@ -227,7 +231,7 @@ def measure(quick: bool) -> Measurement:
 
 
 def _law(target: Target, geometry: Geometry, run: Run) -> Law:
-    problem: Any = run.flow.problem
+    problem = run.problem
     k, n = problem.heads, POWER[geometry]
     S = np.asarray(problem.attention(run.flow.final))[:, :k]
     late = run.ts >= 0.1 * run.ts[-1]
@@ -251,7 +255,7 @@ def _plateaus(run: Run, stages: gradflow.Stages) -> list[Plateau]:
 
 
 def _plateau(run: Run, k: int, start: float, end: float) -> Plateau:
-    watch = Approach(run.flow.problem, run.solutions)
+    watch = Approach(run.problem, run.solutions)
     ts = np.geomspace(start, end, 400)
     seen = run.flow.observe(watch, ts)
     least = int(np.argmin(seen["distance"][:, k]))
@@ -281,7 +285,7 @@ def _claims(
             Claim(first + f"-dD_{k}/dt ∝ D^p, p", power, law.power, 0.01),
             Claim(first + f"C, D_{k} → C/t^n", law.C_theory, law.C, 0.1),
         ]
-        if k < PATTERNS:  # where all are known it is ½D² by definition
+        if k < PATTERNS:  # if all are known, it is ½D² by definition
             claims.append(
                 Claim(first + f"power of D_{k} in L - L_{k}", 2, law.excess_power, 0.01)
             )
@@ -305,7 +309,7 @@ def _table(laws: dict[str, dict[int, Law]], plateaus: dict[str, list[Plateau]]) 
         for k, p in enumerate(found, start=1):
             lines.append(
                 f"{geometry:<10} plateau {k}: t = {p.start:.4g} to {p.end:.4g}, D_{k} "
-                f"least ({p.least:.2e}) at {p.lowest:.4g}; p = {p.power:.3f} at "
+                f"smallest ({p.least:.2e}) at {p.lowest:.4g}; p = {p.power:.3f} at "
                 f"t = {p.read:.4g}"
             )
         for k, law in laws[geometry].items():
@@ -328,7 +332,7 @@ def draw(measurement: Measurement) -> Figure:
             f"({'ab'[column]}) Students of $k$ heads: {EQUATIONS[geometry]}", loc="left"
         )
         together.set_title(f"({'cd'[column]}) Three heads", loc="left", pad=26)
-        law.set_title(f"({'ef'[column]}) Three heads, free of time", loc="left")
+        law.set_title(f"({'ef'[column]}) Three heads, independent of time", loc="left")
     return figure
 
 

@@ -1,8 +1,8 @@
 """Experiment 25: TinyStories as a Markov chain, d = 100 and d = 1,000.
 
-As experiment 24, on the bigrams of words and punctuation marks of TinyStories, with the
-paper's inputs `the`, `,`, `a`, `full` and `been`: over how many keys, exp(entropy),
-each spreads its attention, and on which it comes to rest.
+The same as experiment 24, on the bigrams of words and punctuation marks of TinyStories
+and with the paper's inputs `the`, `,`, `a`, `full` and `been`: over how many keys,
+exp(entropy), each spreads its attention, and on which key it comes to rest.
 """
 
 from pathlib import Path

@@ -1,15 +1,15 @@
 """Experiment 27: when a token is learned, as a function of its frequency.
 
 On the flow of experiment 24 (WikiText-2, d = 1,000) token i has the loss
-ℓ_i(t) = - Σ_y P_iy log p_i(y), above its entropy H(P_i). It is *embedded* when ‖W0[i]‖
-has come half way, on a logarithmic scale, from the start to the largest that it reaches
-until the end, and *learned* when half of what its excess ℓ_i - H(P_i) falls by in all
-is gone. Times are read off the saved times, by linear interpolation in log t.
+ℓ_i(t) = - Σ_y P_iy log p_i(y), which is bounded below by its entropy H(P_i). It is
+*embedded* when ‖W0[i]‖ is half way, on a logarithmic scale, from its initial to its
+largest value, and *learned* when its excess ℓ_i - H(P_i) has fallen by half of its
+total fall. Times are interpolated linearly in log t between saved times.
 
-Claim. While W0 = παᵀ condenses, embeddings grow in proportion to π_i: a token's time
-falls with its frequency. Condensation at rate μ = ‖π‖·‖π - 1/d‖ makes ‖W0[i]‖ grow by
-π_i e^{μt}, so that of two tokens the one that is embedded later has the smaller π.
-Printed are the rank correlations of the times with π, and medians over bands.
+Claim. While W0 condenses on παᵀ, embeddings grow in proportion to π_i: frequent tokens
+are embedded earlier. Condensation at rate μ = ‖π‖·‖π - 1/d‖ makes ‖W0[i]‖ grow by
+π_i e^{μt}, so that of two tokens the one embedded later has the smaller π. The script
+prints the rank correlations of the times with π, and medians over bands.
 """
 
 from pathlib import Path
@@ -23,7 +23,7 @@ from scipy.stats import spearmanr
 from wikitext import QUICK, SIZES, WIKITEXT
 
 BANDS = 5
-"""Of equally many tokens, the most frequent first."""
+"""The number of bands of equally many tokens, most frequent first."""
 
 
 def measure(quick: bool, out: Path) -> Measurement:
@@ -53,7 +53,9 @@ def measure(quick: bool, out: Path) -> Measurement:
     medians = [float(np.nanmedian(embedded[part])) for part in parts]
     claims = [
         Claim("most frequent band embedded first", 0, int(np.argmin(medians)), 0),
-        Claim("energy balance", 0.0, followed.flow.certificate.energy_imbalance, 1e-5),
+        Claim(
+            "energy imbalance", 0.0, followed.flow.certificate.energy_imbalance, 1e-5
+        ),
     ]
     numbers = {
         "frequency": law,
@@ -68,7 +70,7 @@ def measure(quick: bool, out: Path) -> Measurement:
 
 
 def _first_time(ts: np.ndarray, above: np.ndarray) -> np.ndarray:
-    """When each column first becomes positive; NaN if it never does."""
+    """The time at which each column first becomes positive; NaN if it never does."""
     times = np.full(above.shape[1], np.nan)
     for j, column in enumerate(above.T):
         i = int(np.argmax(column > 0))

@@ -1,6 +1,6 @@
-"""Experiment 7: other transition matrices with the same stationary law.
+"""Experiment 7: other transition matrices with the same stationary distribution.
 
-Claim. The law π alone decides how the flow condenses, and P how it goes on from there:
+Claim. Condensation depends only on π; what follows depends on P:
 
 - condensation is the same for every P with that π, at rate r = ‖π‖·‖π - 1/d‖;
 - at θ¹ the attention grows at rate |κ|,
@@ -8,17 +8,17 @@ Claim. The law π alone decides how the flow condenses, and P how it goes on fro
       κ = [Σ_i π_i γ_i ((P - 1πᵀ)β)_i]·Var_π(γ),   γ = gπ/‖π‖, β = c/(g‖π‖),
       c = log π - mean(log π), g² = ‖c‖/‖π‖;
 
-- where κ > 0 the stages are condensation, focus, dilution, new direction, …; where
-  κ < 0, of which the paper does not speak, WQ ≈ -WK grows, Φ → -ππᵀ and attention turns
-  away from the frequent token: anti-focus, in place of the first focus;
+- if κ > 0 the stages are condensation, focus, dilution, new direction, …; if κ < 0, a
+  case that the paper does not discuss, WQ ≈ -WK grows, Φ → -ππᵀ and attention turns
+  away from the frequent token: an anti-focus replaces the first focus;
 - so the first focus ends at a time T(ε) with dT/d log(1/ε) = 1/r + 1/|κ|.
 
-The chains have π = (0.75, 0.19, 0.05, 0.01): sticky ones, P = λI + (1-λ)1πᵀ, Metropolis
-and random non-reversible ones (`MarkovChain.random`: exponential weights scaled by rows
-and columns until both margins of π_i P_ij are π). The initial scale is ε = 1e-6, and
-1e-5 for the difference of T; the attention's growth rate is d log √σ₁(WQ WKᵀ)/dt where
-it is steadiest on the way out of the plateau of θ¹, and uᵀv is of its leading singular
-vectors at the end of the first (anti-)focus.
+The chains have π = (0.75, 0.19, 0.05, 0.01) and are sticky, P = λI + (1-λ)1πᵀ,
+Metropolis, or random and non-reversible (`MarkovChain.random`: exponential weights
+scaled by rows and columns until both margins of π_i P_ij are π). The initial scale is
+ε = 1e-6, and also 1e-5 for the difference in T. The growth rate of the attention is
+d log √σ₁(WQ WKᵀ)/dt where it is steadiest as the flow leaves the plateau of θ¹, and uᵀv
+is the product of its leading singular vectors at the end of the first (anti-)focus.
 """
 
 import math
@@ -49,7 +49,7 @@ class Case(NamedTuple):
     slope: float
     """(T(1e-6) - T(1e-5))/log 10."""
     attention: float
-    """Of the frequent token to itself, at the end of the first (anti-)focus."""
+    """The frequent token's attention to itself at the end of the first (anti-)focus."""
 
 
 def chains(quick: bool) -> dict[str, MarkovChain]:
@@ -76,9 +76,9 @@ def signed_kappa(chain: MarkovChain) -> float:
 def examine(name: str, chain: MarkovChain) -> Case:
     problem = chain_problem(chain)
     watched = follow(problem, scale=SCALE, t1=HORIZON)
-    end = watched.first_focus.end
+    end = watched.focus.end
     larger = follow(problem, scale=LARGER_SCALE, t1=2 * end)
-    slope = (end - larger.first_focus.end) / math.log(LARGER_SCALE / SCALE)
+    slope = (end - larger.focus.end) / math.log(LARGER_SCALE / SCALE)
     attention = watched.flow.observe(problem.observables["attention"], [end])[0]
     return Case(name, signed_kappa(chain), watched, slope, float(attention[0, 0]))
 
@@ -91,7 +91,7 @@ def measure(quick: bool) -> Measurement:
     claims, numbers = [], {}
     for case in cases:
         name, w, sign = case.name, case.watched, math.copysign(1.0, case.kappa)
-        chain, focus = every[name], w.first_focus
+        chain, focus = every[name], w.focus
         inside = w.within(focus.start, focus.end)
         phi = w.seen["phi"][inside]
         turned = float(phi[np.argmax(sign * phi)])
@@ -145,7 +145,10 @@ def _table(cases: list[Case], numbers: dict[str, Any]) -> str:
             f"{case.name:<11} {case.kappa:>8.5f} {ratio:>8.4f} {case.attention:>6.3f} "
             f"{found['final_excess']:>8.1e}  {told}"
         )
-    lines.append("scaled: ‖π‖·‖π - 1/d‖ × its end, |κ| × the first (anti-)focus")
+    lines.append(
+        "scaled times: ‖π‖·‖π - 1/d‖ × end of condensation, |κ| × length of the first "
+        "(anti-)focus"
+    )
     for case in cases:
         first, second = numbers[case.name]["scaled_durations"]
         lines.append(f"{case.name:<11} {first:>8.2f} {second:>8.2f}")

@@ -1,16 +1,18 @@
 """Experiment 24: WikiText-2 as a Markov chain, d = 100 and d = 1,000.
 
-The bigrams of WikiText-2's d - 1 most frequent tokens and `<unk>` for the rest are a
-chain (π, P); the flow θ̇ = -∇L(θ) is that of the one-layer Transformer at infinite
+The bigrams of WikiText-2's d - 1 most frequent tokens, and `<unk>` for the rest, define
+a chain (π, P). The flow θ̇ = -∇L(θ) is that of the one-layer Transformer with infinite
 context, from entries N(0, ε²), ε = 1e-3.
 
-Looked for are the stages of Focus and Dilution and the four phases that the paper sees
-in the attention of the mid-frequency token `continue`: diffuse, on white space, diffuse
-again, on itself. Attention counts as diffuse as long as it is spread over at least half
-as many keys, exp(entropy), as at the start, and else as on the key that has most of it.
+We look for the stages of *Focus and Dilution*, and for the four phases that the paper
+reports in the attention of the mid-frequency token `continue`: diffuse, on white space,
+diffuse again, on itself. Attention counts as diffuse while it is spread over at least
+half as many keys, exp(entropy), as at the start, and otherwise as on the key that gets
+most of it.
 
 Claims. L(0) = log d; every query's attention starts at π, with entropy H(π); W0
-condenses at rate ‖π‖·‖π - 1/d‖; the flow obeys its balances.
+condenses at rate ‖π‖·‖π - 1/d‖; the energy balances, and conserved quantities do not
+drift.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The experiments as CI runs them."""
+"""Run the experiments as CI does."""
 
 import json
 import subprocess
@@ -9,8 +9,8 @@ EXPERIMENTS = Path(__file__).parent.parent / "experiments"
 
 
 def results(name, out):
-    """The numbers that a script writes at `--quick` size, after it has met all of its
-    own claims."""
+    """The numbers that a script writes with `--quick`, after checking that all of its
+    own claims are met."""
     done = subprocess.run(
         [sys.executable, EXPERIMENTS / f"{name}.py", "--quick", "--out", out],
         capture_output=True,

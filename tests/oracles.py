@@ -1,7 +1,7 @@
-"""Closed forms and second methods that share no code with gradflow.
+"""Closed forms and independent methods that share no code with gradflow.
 
-Everything here is NumPy, Python fractions or SciPy, written from theory.md. Letters are
-those of the papers.
+Everything here uses only NumPy, SciPy and Python's fractions, and follows theory.md.
+The letters are those of the papers.
 """
 
 import itertools
@@ -19,17 +19,17 @@ def sticky(pi, stickiness):
 
 
 #
-# The stationary law, in exact arithmetic
+# The stationary distribution in exact arithmetic
 #
 
 
 def exact_stationary_law(P):
-    """The stationary law of the rates P_ij, i ≠ j, solved in rational numbers."""
+    """The stationary distribution of the rates P_ij, i ≠ j, in rational arithmetic."""
     d = len(P)
     rate = [[Fraction(float(P[i][j])) for j in range(d)] for i in range(d)]
     for i in range(d):
         rate[i][i] = -sum(rate[i][j] for j in range(d) if j != i)
-    # π rate = 0 and Σ π = 1: transpose, and let the last equation be the sum.
+    # π rate = 0 and Σ π = 1: transpose, and replace the last equation by the sum.
     A = [[rate[j][i] for j in range(d)] for i in range(d)]
     A[d - 1] = [Fraction(1)] * d
     b = [Fraction(0)] * (d - 1) + [Fraction(1)]
@@ -45,7 +45,7 @@ def exact_stationary_law(P):
 
 
 #
-# The loss by enumeration of sequences, and its gradient by hand
+# The loss by enumerating sequences, and its gradient derived by hand
 #
 
 
@@ -55,7 +55,7 @@ def _softmax(z):
 
 
 def enumerated_loss(P, start, length, W0, WQ, WK, W1, positions="last"):
-    """The loss over all d^length sequences, attending to positions one by one."""
+    """The loss over all d^length sequences, with attention position by position."""
     lengths = range(1, length + 1) if positions == "all" else [length]
     total = 0.0
     for s in lengths:
@@ -72,7 +72,7 @@ def enumerated_loss(P, start, length, W0, WQ, WK, W1, positions="last"):
 
 
 def infinite_context_gradient(pi, P, W0, WQ, WK, W1):
-    """L and its gradient for infinite context, by the chain rule on paper.
+    """L and its gradient for infinite context, with the chain rule applied by hand.
 
     With A = softmax(Φ + log π), Z = A M and p = softmax(Z):
     E = diag(π)(p - P) is ∂L/∂Z, so G_M = ∂L/∂M = AᵀE, S = E Mᵀ is ∂L/∂A, and
@@ -98,7 +98,8 @@ def infinite_context_gradient(pi, P, W0, WQ, WK, W1):
 
 
 def scipy_flow(pi, P, weights, ts, rtol=1e-12):
-    """The flow of the hand-written gradient by SciPy: one array a weight, in time."""
+    """The flow of the hand-written gradient, integrated by SciPy: the flattened weights
+    at each time."""
     from scipy.integrate import solve_ivp
 
     shapes = [w.shape for w in weights]
@@ -138,7 +139,7 @@ def first_rate(pi):
 
 
 def first_saddle(pi, width, head_width, seed=0):
-    """θ¹: W0 = γαᵀ, W1 = αβᵀ, no attention, α a random unit vector."""
+    """θ¹: W0 = γαᵀ, W1 = αβᵀ and no attention, with α a random unit vector."""
     alpha = np.random.default_rng(seed).normal(size=width)
     alpha /= np.linalg.norm(alpha)
     norm = np.linalg.norm(pi)
@@ -176,7 +177,7 @@ def symmetric(eigenvalues, seed=0):
 
 
 def linear_flow(H, g, start, ts):
-    """δ(t) of δ̇ = -g - Hδ: the exponential of a matrix that carries g along."""
+    """δ(t) of δ̇ = -g - Hδ, by the exponential of a matrix augmented with g."""
     from scipy.linalg import expm
 
     n = len(g)
@@ -186,7 +187,7 @@ def linear_flow(H, g, start, ts):
 
 
 def infinite_context_hessian(pi, P, weights, h=1e-4):
-    """The Hessian by differences of fourth order of the gradient on paper."""
+    """The Hessian, by fourth-order differences of the hand-derived gradient."""
     shapes = [w.shape for w in weights]
     splits = np.cumsum([w.size for w in weights])[:-1]
     y = np.concatenate([w.ravel() for w in weights])
@@ -206,10 +207,10 @@ def infinite_context_hessian(pi, P, weights, h=1e-4):
 
 
 def factorisation_saddle(A, width, taken, seed=0):
-    """A critical point of ½‖UVᵀ - A‖²: the `taken` largest singular directions of A,
-    in some orthonormal columns. Its loss, and how many directions it is left by: each
-    missing direction of A pairs with each free column, and a missing direction i with
-    each direction j that is there and smaller (none if the largest are taken)."""
+    """A critical point of ½‖UVᵀ - A‖² with the `taken` largest singular directions of A
+    in random orthonormal columns; its loss, its index and its lowest eigenvalue. Each
+    missing direction of A is unstable with each free column, and with each present
+    direction that is smaller (there is none if the largest are taken)."""
     u, sigma, vt = np.linalg.svd(A, full_matrices=False)
     Q, _ = np.linalg.qr(np.random.default_rng(seed).normal(size=(width, width)))
     root = np.sqrt(sigma[:taken])

@@ -2,10 +2,11 @@
 
     python experiments/data/generate.py
 
-Words follow Zipf's law. The next word is with probability 0.35 one of the four that
-like to follow this one, with probability 0.15 the word before it, and else drawn
-afresh: so the text has bigrams, and beyond them what no Markov chain has. Python's own
-generator is used, as its draws are the same in every version.
+Word frequencies follow Zipf's law. The next word is, with probability 0.35, one of four
+words that this one favours; with probability 0.15, the word before this one; otherwise
+drawn afresh. The text therefore has bigram structure, and structure that no Markov
+chain has. Python's own random generator is used because its draws are the same in every
+version.
 """
 
 import random
@@ -15,7 +16,7 @@ WORDS = tuple(
     """the . , a and to was of in it she he said had with on they for his her day big
     that little so very happy you were play up but is not saw home there friend mom dog
     went one at full tree them ball sun been continue again box cat long found rain blue
-    stone""".split()  # noqa: SIM905 (a list of so many words is not for reading)
+    stone""".split()  # noqa: SIM905 (a list of this many words is unreadable)
 )
 SIZE, SEED = 24_000, 0
 FAVOURED, AGAIN = 0.35, 0.15

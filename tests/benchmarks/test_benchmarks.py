@@ -1,5 +1,5 @@
-"""Benchmarks run to their end and say what they promise. How long anything took is no
-part of the verdict."""
+"""Benchmarks run to the end and report what they promise. How long they take is not
+tested."""
 
 import json
 import os
@@ -16,7 +16,7 @@ LEAST_ERROR = 1e-6
 
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict]:
-    """What a quick run prints and what it writes, on the flow with a closed form."""
+    """The output and the file of a quick run on the flow that has a closed form."""
     out = tmp_path_factory.mktemp("work_precision")
     arguments = ["--quick", "--problem", "quadratic", "--budget", "5", "--out", out]
     run = subprocess.run(
@@ -43,7 +43,7 @@ def test_every_solver_has_rows_or_a_reason(outcome: tuple[str, dict]):
         assert f"{note['solver']}: {note['reason']}" in printed
 
 
-def test_errors_fall_with_the_tolerance_and_reach_what_is_asked_for(
+def test_errors_fall_with_the_tolerance_and_reach_the_requested_one(
     outcome: tuple[str, dict],
 ):
     _, written = outcome

@@ -1,5 +1,5 @@
-"""The experiments on corpora, at `--quick` size on the text that the project ships:
-what they wrote against counting by hand and a flow by SciPy."""
+"""The experiments on corpora, with `--quick` on the text that the project ships: their
+numbers agree with counts by hand and with a flow integrated by SciPy."""
 
 import math
 import sys
@@ -20,7 +20,7 @@ SIZE, WIDTH, SMOOTHING = 20, 8, 1e-3
 
 @pytest.fixture(scope="module")
 def out(tmp_path_factory):
-    """One directory for all, so that a flow is integrated once."""
+    """One directory for all tests, so that each flow is integrated only once."""
     return tmp_path_factory.mktemp("corpora")
 
 
@@ -37,8 +37,8 @@ def frequency(wikitext, out):
 
 @pytest.fixture(scope="module")
 def chain():
-    """π, P and the place of `continue`, counted by hand: the 19 most frequent tokens,
-    `continue` among them, and the rest last."""
+    """π, P and the index of `continue`, counted by hand: the 19 most frequent tokens,
+    including `continue`, and then the rest."""
     tokens = SMALL_TEXT.read_text().split()
     ranked = [token for token, _ in Counter(tokens).most_common()]
     kept = [token for token in ranked if token != "continue"][: SIZE - 2]
@@ -79,7 +79,7 @@ def test_the_flow_starts_as_closed_forms_say(wikitext, chain):
 
 
 def test_attention_follows_the_flow_by_scipy(wikitext, chain):
-    """Loss and attention of `continue` over the whole of condensation and beyond."""
+    """The loss and the attention of `continue` throughout condensation and beyond."""
     pi, P, at = chain
     ts = np.array(wikitext["ts"])
     until = ts <= 200
@@ -122,7 +122,7 @@ def test_times_are_read_off_the_norms(frequency, chain):
     assert frequency["rank_correlation"]["embedded"] < -0.5
 
 
-def test_samples_of_contexts_condense_at_the_rate_of_their_own(tmp_path):
+def test_samples_of_contexts_condense_first(tmp_path):
     flows = results("real_contexts", tmp_path)["flows"]
     assert {flow["kind"] for flow in flows} == {
         "real contexts",

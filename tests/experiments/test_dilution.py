@@ -1,5 +1,5 @@
-"""The experiments on the rank-one manifold, at `--quick` size: what they wrote against
-closed forms and against the rank-one flow of the hand-written gradient by SciPy."""
+"""The experiments on the rank-one manifold, with `--quick`: their numbers agree with
+closed forms and with the rank-one flow of a hand-written gradient, by SciPy."""
 
 import numpy as np
 import oracles
@@ -22,7 +22,7 @@ def degenerate(tmp_path_factory):
 
 
 #
-# The rank-one manifold by NumPy and SciPy
+# The rank-one manifold in NumPy and SciPy
 #
 
 
@@ -42,7 +42,7 @@ def parts(pi, y):
 
 
 def orbit(pi, t1):
-    """The rank-one flow that leaves θ¹ by its focus."""
+    """The rank-one flow that leaves θ¹ along the focus direction."""
     _, gamma, beta = oracles.first_saddle(pi, 1, 1)
     solution = solve_ivp(
         lambda _, y: -parts(pi, y)[0],
@@ -132,7 +132,7 @@ def test_focus_peaks_and_decays(dilution, reference_orbit):
         dilution["peaks"], [1.0, 0.773, 0.754, 0.751], rtol=0, atol=1e-3
     )
     np.testing.assert_allclose(dilution["end_attention"], seen[-1], rtol=1e-4)
-    # When they part the flow has not come quite as far: the slowest rate is 0.011.
+    # At parting the flow has not quite got there: its slowest rate is 0.011.
     np.testing.assert_allclose(dilution["decayed"], seen[-1], rtol=0.05)
     np.testing.assert_allclose(
         dilution["decayed"], dilution["orbit_decayed"], rtol=1e-3
@@ -167,7 +167,7 @@ def test_without_a_split_both_gradients_vanish(degenerate):
 def test_without_a_split_the_full_flow_stalls(degenerate):
     t, speed = (np.array(degenerate[n]) for n in ("stall_times", "stall_speed"))
     assert t[-1] >= 1e5
-    # It falls by orders of magnitude down to rounding, and stays there.
+    # The speed falls by orders of magnitude to rounding, and stays there.
     for early, late in ((250, 350), (350, 500), (500, 2000)):
         assert np.interp(late, t, speed) < 0.1 * np.interp(early, t, speed)
     assert speed[t > 2000].max() < 1e-14
@@ -208,7 +208,7 @@ def test_tangential_eigenvalues_are_of_second_order_at_most(degenerate):
     ):
         assert found <= 1e-3 * split**2
         assert found < 1e-14
-        # By central differences of the hand-written gradient, exact to 1e-9.
+        # Central differences of the hand-written gradient, accurate to 1e-9.
         pi, y, h = split_law(split), flat(end), 1e-5
         H = np.array(
             [
@@ -222,7 +222,7 @@ def test_tangential_eigenvalues_are_of_second_order_at_most(degenerate):
 def test_the_next_cycle_comes_when_linear_theory_says(degenerate):
     for run in degenerate["escapes"]:
         assert run["time"] == pytest.approx(run["expected"], rel=0.02)
-    # From one initial scale to another, at the same split: 1/μ for each e-fold.
+    # Between two initial scales at the same split: 1/μ per e-fold.
     split = max(run["split"] for run in degenerate["escapes"])
     a, b = (run for run in degenerate["escapes"] if run["split"] == split)
     mu = largest(parts(split_law(split), flat(degenerate["ends"][-1]))[3])
@@ -233,7 +233,7 @@ def test_the_next_cycle_comes_when_linear_theory_says(degenerate):
 def test_the_time_to_the_next_cycle_grows_as_one_over_the_split(degenerate):
     runs = [run for run in degenerate["escapes"] if run["scale"] == 1e-8]
     splits = np.array([run["split"] for run in runs])
-    # σ₂ starts at a multiple of ε and ends at one of √δ: what is left is 1/μ ∝ 1/δ.
+    # σ₂ grows from a multiple of ε to a multiple of √δ; the rest is 1/μ ∝ 1/δ.
     folds = np.log([run["largest"] / run["scale"] for run in runs])
     times = np.array([run["time"] for run in runs])
     assert slope(splits, times / folds) == pytest.approx(-1.0, rel=0.05)

@@ -1,5 +1,5 @@
-"""The experiments on the tensor factorisation, at `--quick` size, against closed forms
-and SciPy."""
+"""The experiments on the tensor factorisation, with `--quick`: their numbers agree with
+closed forms and SciPy."""
 
 import jax
 import numpy as np
@@ -13,7 +13,7 @@ SIZES = np.sqrt(50) * IMPORTANCE
 
 
 def states(G, geometry, scale, times):
-    """V and s at the times, by SciPy on theory.md's equations, from the start of
+    """V and s at the given times, from theory.md's equations by SciPy, starting at
     `TensorFactorisation.init(seed=0, scale=scale)`."""
     F, T = G.shape
     a = scale * np.asarray(jax.random.normal(jax.random.key(0), (HEADS, T), float))
@@ -74,8 +74,9 @@ def test_heads_simulation(tmp_path):
 
 def test_head_separation(tmp_path):
     found = results("head_separation", tmp_path)
-    # The largest singular value of what couples values along A_2, A_3 with scores of
-    # positions 1, 2, 3, in the limit, and the replicator's rate.
+    # In scores, the square of the largest singular value of the matrix that couples
+    # values along A_2, A_3 with scores of positions 1, 2, 3, in the limit; and the
+    # replicator's rate.
     w = np.sqrt([HEADS / (2 * POSITIONS * (RATIO**p - 1)) for p in (2, 4)])
     coupling = np.array([[-1, -1], [1, 0], [0, 1]])
     kappa = {
@@ -85,12 +86,12 @@ def test_head_separation(tmp_path):
     for geometry, rows in found["geometries"].items():
         times = np.array(rows["times"])
         np.testing.assert_allclose(times, rows["predicted"], rtol=0.05)
-        # Each factor of 100 in 1/ε costs more than the last: faster than log(1/ε).
+        # Each factor in 1/ε takes longer than the one before: faster than log(1/ε).
         assert np.all(np.diff(times, 2) > 0)
         slope = rows["root_slope"]
         assert slope == pytest.approx(0.5 * kappa[geometry] ** -0.5, rel=0.2)
         assert rows["unit_overlap_gap"] < 1e-9
-        # By another solver, at the time of separation.
+        # Check with another solver at the time of separation.
         ((_, s),) = states(orthogonal(), geometry, rows["scales"][0], times[:1])
         z = np.log(s[:, 1])
         assert np.max(np.abs(z - z.mean())) == pytest.approx(0.25, rel=1e-3)
@@ -100,7 +101,7 @@ def test_head_separation(tmp_path):
         -np.linalg.norm(coupling * SIZES[1:] * s[0, 1:3], 2), rel=1e-5
     )
     lowest = np.array(found["lowest_eigenvalues"])
-    assert np.all(np.diff(lowest) > 0)  # no fixed rate
+    assert np.all(np.diff(lowest) > 0)  # the rate is not constant
     assert lowest[-1] == pytest.approx(found["predicted_eigenvalues"][-1], rel=0.02)
 
 

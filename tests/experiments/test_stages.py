@@ -1,4 +1,4 @@
-"""The experiments on stages, at `--quick` size: what they write is what theory says."""
+"""The experiments on stages, with `--quick`: their numbers agree with theory."""
 
 import math
 
@@ -34,12 +34,12 @@ def test_stages(tmp_path, reference, weights):
     assert small["plateau_loss"] == pytest.approx(oracles.entropy(PI), rel=1e-5)
     assert small["condensation_rate"] == pytest.approx(RATE, rel=1e-3)
     assert small["focus_rate"] == pytest.approx(kappa(P), rel=5e-3)
-    # theory.md: 1.0, 0.773, 0.754, 0.751, each query in proportion to its frequency
+    # theory.md: 1.0, 0.773, 0.754, 0.751, one for each query
     np.testing.assert_allclose(
         found["peak_attention_to_frequent"], [1.0, 0.773, 0.754, 0.751], atol=1e-3
     )
 
-    # The heat maps up to focus, by another solver on a gradient by hand.
+    # The heat maps up to focus, with another solver and a hand-written gradient.
     start = weights(reference.init(seed=0, scale=found["scale"]))
     times = found["times"][:2]
     states = oracles.scipy_flow(PI, P, start, times, rtol=1e-9)
@@ -75,7 +75,7 @@ def test_transition_matrices(tmp_path):
         focus = "focus" if k > 0 else "anti-focus"
         assert row["names"][:3] == ["condensation", focus, "dilution"]
         assert row["time_slope"] == pytest.approx(1 / RATE + 1 / abs(k), rel=0.01)
-        # It turns to itself or away from itself, from 0.75.
+        # From 0.75, the frequent token turns towards itself or away from itself.
         assert (row["frequent_to_itself"] > PI[0]) == (k > 0)
         H = entropy_rate(row["transition"])
         assert row["entropy_rate"] == pytest.approx(H, rel=1e-12)
@@ -84,8 +84,8 @@ def test_transition_matrices(tmp_path):
 
 
 def initial_rates(law, transition, length):
-    """Singular values of ∂L/∂M at 0 by powers of P: what a context of this length
-    counts, given its last token, is a sum over the time before."""
+    """The singular values of ∂L/∂M at 0, from powers of P: the expected counts in a
+    context of this length, given its last token, are a sum over earlier times."""
     d = len(law)
     powers = [np.linalg.matrix_power(transition, t) for t in range(length)]
     counted = np.diag(law) @ np.mean(powers, axis=0)  # [j, i]: count j, end in i
@@ -110,7 +110,7 @@ def test_finite_context(tmp_path):
         np.testing.assert_allclose(row["initial_rates"], rates, rtol=1e-9, atol=1e-12)
         assert row["condensation_rate"] == pytest.approx(rates[0], rel=0.01)
         assert row["final_loss"] >= entropy_rate(transition, law) - 1e-12
-    # The rate of the limit is one of convergence like 1/s, of closed forms and flows.
+    # Closed forms and flows converge to the limit like 1/s.
     s = sorted(int(name) for name in lengths)[-2:]
     for key in ("condensation_rate", "plateau_loss", "focus_rate"):
         far, near = (abs(lengths[str(n)][key] - limit[key]) for n in s)
@@ -136,7 +136,7 @@ def test_initial_scale(tmp_path):
             row["condensation_rate"] / RATE - 1,
             row["focus_rate"] / kappa(P) - 1,
         ]
-        return not np.all(np.abs(errors) <= 0.1)  # also where one is NaN
+        return not np.all(np.abs(errors) <= 0.1)  # also if one is NaN
 
     assert found["rates_end"] == min(r["scale"] for r in rows if off(r))
     assert found["sequence_ends"] == min(

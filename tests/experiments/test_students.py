@@ -1,5 +1,5 @@
-"""The experiments on students of high-order chains, at `--quick` size: what they write
-is what theory says."""
+"""The experiments on students of high-order chains, with `--quick`: their numbers agree
+with theory."""
 
 import itertools
 
@@ -18,8 +18,8 @@ def log_softmax(logits):
 
 
 class Singletons:
-    """A teacher whose blocks are one lag each, strongest first, and its students, by
-    enumeration."""
+    """A teacher whose blocks have one lag each, strongest first, and its students, by
+    enumerating all contexts."""
 
     def __init__(self, matrices):
         self.A = np.array(matrices)
@@ -49,7 +49,8 @@ class Singletons:
         return -self.weights @ np.sum(T * np.log(T), axis=1)
 
     def best_loss(self, blocks):
-        """Of logits linear in the tokens at the first lags, by BFGS."""
+        """The smallest loss of logits linear in the tokens at the first lags, by
+        BFGS."""
         X = self.tokens[:, :blocks].reshape(len(self.contexts), -1)
         T, w = self.teachers[-1], self.weights
 
@@ -93,8 +94,8 @@ class Singletons:
         ]
 
     def share(self, y, block):
-        """How much of a block is learned: at its lag all of the student's table that
-        the loss sees, along the teacher's."""
+        """The learned share of a block: at its lag, the part of the student's table
+        that the loss depends on, projected on the teacher's."""
         s, V = self._read(y)
         middle = np.eye(self.d) - 1 / self.d
         table = middle @ np.einsum("k,kyx->yx", s[:, block], V) @ middle
@@ -124,7 +125,8 @@ def test_head_dynamics(tmp_path):
     np.testing.assert_allclose(np.sum(found["final_shares"], axis=0), 1, atol=0.02)
     assert max(found["drift"].values()) < 1e-9
 
-    # When half of the first block is learned, by another solver on a gradient by hand.
+    # Half of the first block is learned at that time, according to another solver with
+    # a hand-written gradient.
     start = start_of(oracle.d, h, 0, found["scale"])
     (state,) = oracle.states(start, [acquired[0]["t"]])
     assert oracle.share(state, 0) == pytest.approx(0.5, abs=1e-6)
@@ -142,7 +144,7 @@ def test_head_variants(tmp_path):
     times = [[a["t"] for a in found[name]["acquisitions"]] for name in names]
     assert times[1][0] == pytest.approx(times[0][0], rel=1e-2)
     assert times[2][0] == pytest.approx(times[0][0], rel=1e-5)
-    # Rounding is a perturbation too, the smallest.
+    # Rounding is the smallest perturbation of all.
     assert times[1][1] < times[2][1] < times[0][1]
     attention = np.array(found["α = (0.7, 0.3)"]["final_attention"])
     reading = attention[attention[:, :2].sum(axis=1) > 0.05]
@@ -153,7 +155,8 @@ def test_head_variants(tmp_path):
 
 
 def centred_teacher(d, spans, seed, size):
-    """Gaussian matrices without means, as large as before they were taken away."""
+    """A teacher with centred Gaussian matrices, rescaled to their norms before
+    centring."""
     A = gradflow.HighOrderChain.random(d, spans, 1.7, seed=seed, scale=size).matrices
     middle = np.eye(d) - 1 / d
     B = middle @ A @ middle
@@ -175,7 +178,7 @@ def test_ladder(tmp_path):
     climbed = [r for r in runs if r["path"] == list(range(1, h + 1))]
     assert row["monotone_fraction"] == len(climbed) / len(runs) > 0
 
-    # Where rungs are left for the last time another solver leaves them too.
+    # Another solver leaves the rungs for the last time at the same times.
     r = climbed[0]
     d, seed = found["vocabulary"], r["seed"]
     oracle = centred_teacher(d, found["spans"], seed, float(strength))

@@ -1,4 +1,4 @@
-"""Experiments 2 to 4 as CI runs them: their numbers against the closed forms."""
+"""Experiments 2 to 4 with `--quick`: their numbers agree with the closed forms."""
 
 import subprocess
 import sys
@@ -76,14 +76,14 @@ def test_first_saddle(focus):
         assert saddle["loss"] == pytest.approx(oracles.entropy(PI), abs=1e-12)
         assert saddle["index"] == WIDTH
     assert finest["attention"] < 1e-5 * g
-    # Rank one, along π and along c: by the weights themselves.
+    # Rank one, along π and along c, from the weights themselves.
     assert np.linalg.norm(W0 @ W1 - np.outer(gamma, beta)) < 1e-4 * g**2
     for matrix, direction in ((W0, gamma), (W1.T, beta)):
         U, s, _ = np.linalg.svd(matrix)
         assert s[0] == pytest.approx(g, rel=1e-4)
         assert s[1] < 1e-5 * g
         assert abs(U[:, 0] @ direction) / g > 1 - 1e-6
-    # And ever nearer to θ¹.
+    # The flow comes nearer and nearer to θ¹ as ε falls.
     misses = [saddle["miss_of_M"] for saddle in focus["saddles"]]
     assert is_falling(misses)
     assert is_falling([saddle["distance"] for saddle in focus["saddles"]])
@@ -151,7 +151,7 @@ def test_linearisation(tmp_path):
         for at_a_time in errors.T:
             slope = order(compared["scales"], at_a_time)
             assert slope == pytest.approx(power, rel=0.05)
-        # Within C ε^p e^{pμt} all the way, and in the end growing as fast as that.
+        # Within C ε^p e^{pμt} all the way, and at the end growing at that rate.
         ts = np.array(compared["ts"])
         bound = errors[:, -1:] * np.exp(power * rate * (ts - ts[-1]))
         assert rate * ts[-1] > 2.9

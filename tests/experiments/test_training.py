@@ -1,5 +1,5 @@
-"""The experiments on discrete training, at `--quick` size: what they write is what
-recursions by hand give."""
+"""The experiments on discrete training, with `--quick`: their numbers agree with
+recursions written by hand."""
 
 import numpy as np
 import oracles
@@ -10,8 +10,8 @@ import gradflow
 
 
 def descend(eta, steps):
-    """Gradient descent on the reference instance from the experiments' start, by the
-    gradient in closed form: the iterates, flat."""
+    """Gradient descent with the closed-form gradient on the reference instance, from
+    the experiments' start, and the flow at the same times; both flattened."""
     pi = np.array(oracles.REFERENCE_LAW)
     P = oracles.sticky(pi, oracles.REFERENCE_STICKINESS)
     start = gradflow.OneLayerTransformer(4, 10).init(0, 1e-3)
@@ -28,7 +28,7 @@ def descend(eta, steps):
 
 def test_gradient_descent(tmp_path):
     found = results("gradient_descent", tmp_path)
-    # The error by hand, on all steps.
+    # The error computed by hand, at all steps.
     iterates, flow = descend(0.1, 300)
     errors = np.linalg.norm(iterates - flow, axis=1)
     assert found["halved_errors"][0] == pytest.approx(errors.max(), rel=2e-2)
@@ -36,7 +36,7 @@ def test_gradient_descent(tmp_path):
     assert first / second == pytest.approx(2, abs=0.1)
     assert second / third == pytest.approx(2, abs=0.1)
     np.testing.assert_allclose(found["slopes"], 1, atol=0.05)
-    # Below the edge at the horizon no rate breaks, and the largest does, past it.
+    # No rate below the edge at the horizon breaks; the largest rate, beyond it, does.
     edge = 2 / np.max(found["sharpness"])
     assert all(b["eta"] > edge for b in found["breaks"])
     assert max(found["rates"]) in [b["eta"] for b in found["breaks"]]
@@ -48,8 +48,8 @@ def test_optimisers(tmp_path):
     for name in ("SGD", "momentum"):
         row = found["rows"][name]
         assert row["same_order"] == row["seeds"] == 2
-    # Condensation by momentum on the linearised flow at 0, by hand: the growth factor z
-    # of (z - 1)(z - β) = η μ z, against exp(μ t) on the clock Σ η/(1-β).
+    # Condensation with momentum in the linearised flow at 0, by hand: the growth factor
+    # z of (z - 1)(z - β) = η μ z, compared with exp(μ t) on the clock Σ η/(1-β).
     (rate,) = [s["rate"] for s in found["flow_stages"] if s["name"] == "condensation"]
     beta, worth = 0.9, 0.3
     eta = worth * (1 - beta)
