@@ -235,7 +235,7 @@ def _changes(
 #
 
 
-class SampleOnAllContexts(gradflow.Positional):
+class SampleOnAllContexts(gradflow.AbstractWindowPopulation):
     """A `gradflow.Sample` as it is, listed on all contexts of its source: those that do
     not occur have weight zero. Samples of any size then have one shape, and one
     compiled solve serves all of them."""
@@ -258,6 +258,10 @@ class SampleOnAllContexts(gradflow.Positional):
         self.targets[where] = sample.targets
         self.windows, self.one_hot = source.windows, source.one_hot
         self.source = source
+
+    @property
+    def sampled_from(self) -> gradflow.AllContexts:
+        return self.source
 
 
 #

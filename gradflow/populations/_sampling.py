@@ -1,9 +1,7 @@
-"""What samples of contexts share, with positions or without."""
-
-from typing import Any
+"""Helpers for samples of contexts, with and without positions."""
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
 from .._core import checks
 
@@ -11,14 +9,15 @@ from .._core import checks
 def distinct(
     rows: Int[np.ndarray, "rows lags"],
 ) -> tuple[Int[np.ndarray, "distinct lags"], Int[np.ndarray, " rows"]]:
-    """The rows that differ, and which of them each is."""
-    # As strings of bytes, big end first, they sort as fast as numbers, and in order.
+    """The distinct rows in order, and the index of each row among them."""
+    # As strings of big-endian bytes, rows sort as fast as numbers and in the same
+    # order.
     keys = np.ascontiguousarray(rows, dtype=">i4").view(f"V{4 * rows.shape[1]}").ravel()
     _, first, which = np.unique(keys, return_index=True, return_inverse=True)
     return rows[first], which
 
 
-def repetitions(value: Any, size: int) -> np.ndarray:
+def repetitions(value: object, size: int) -> Float[np.ndarray, " size"]:
     """How often each of `size` sequences is seen: `counts`, by default once."""
     if value is None:
         return np.ones(size)

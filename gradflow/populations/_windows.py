@@ -7,22 +7,23 @@ import numpy as np
 from equinox import AbstractVar
 from jaxtyping import Float, Int
 
-from .._core import checks
+from .._core import checks, seeds
 from .._core.checks import Checked
 from .._core.storage import storable
+from .._core.types import Seed
 from ..chains import HighOrderChain
-from ._population import AbstractPopulation
-from ._windows import distinct, repetitions
+from ._population import AbstractDensePopulation
+from ._sampling import distinct, repetitions
 
 
-class Positional(AbstractPopulation):
-    """Contexts as windows of tokens."""
+class AbstractWindowPopulation(AbstractDensePopulation):
+    """Contexts with positions: windows of tokens."""
 
     windows: AbstractVar[Int[np.ndarray, "contexts lags"]]
     """The token at each lag; column i is lag i+1."""
     one_hot: AbstractVar[Float[np.ndarray, "contexts lags_times_d"]]
-    """The same, one-hot at each lag: column i·d + j says whether lag i+1 is token j. A
-    product with it is cheap to differentiate, where indexing is not."""
+    """The same in one-hot form: column i·d + j says whether the token at lag i+1 is j.
+    A product with it is cheaper to differentiate than indexing."""
 
     @property
     def lags(self) -> int:
@@ -30,18 +31,19 @@ class Positional(AbstractPopulation):
         return self.windows.shape[1]
 
 
-class ContextsOfChain(Positional):
-    """Contexts of a chain of high order, with the exact law of what comes next."""
+class AbstractChainWindows(AbstractWindowPopulation):
+    """Contexts of a chain of higher order, with the exact distribution of the next
+    token."""
 
     chain: AbstractVar[HighOrderChain]
     teachers: AbstractVar[Float[np.ndarray, "blocks contexts d"]]
-    """The law of the next token by the chain restricted to its 1, 2, … strongest
-    blocks."""
+    """The distribution of the next token under the chain with only its 1, 2, …
+    strongest blocks."""
 
 
 @storable
-class AllContexts(ContextsOfChain):
-    """All dʷ contexts of a chain of order w, exactly."""
+class AllContexts(AbstractChainWindows):
+    """All dʷ contexts of a chain of order w."""
 
     chain: HighOrderChain
     weights: Float[np.ndarray, " contexts"]
@@ -59,7 +61,8 @@ class AllContexts(ContextsOfChain):
         """**Arguments:**
 
         - `chain`: a [`HighOrderChain`][].
-        - `law`: of the contexts: the chain's own, or all equally likely.
+        - `law`: the distribution of the contexts: the chain's stationary one, or the
+            uniform one.
         """
         _check_chain(chain)
         if law not in ("stationary", "uniform"):
@@ -79,10 +82,10 @@ class AllContexts(ContextsOfChain):
 
 
 @storable
-class DrawnContexts(ContextsOfChain):
-    """Contexts drawn from a chain that has too many to list, each with the exact law of
-    the next token: the loss over them is an unbiased estimate of that over all, and its
-    standard error falls like 1/√count."""
+class DrawnContexts(AbstractChainWindows):
+    """Contexts drawn from a chain that has too many to list, each with the exact
+    distribution of the next token. The loss over them is an unbiased estimate of the
+    loss over all contexts, with a standard error that falls like 1/√count."""
 
     chain: HighOrderChain
     weights: Float[np.ndarray, " contexts"]
@@ -90,36 +93,37 @@ class DrawnContexts(ContextsOfChain):
     one_hot: Float[np.ndarray, "contexts lags_times_d"]
     targets: Float[np.ndarray, "contexts d"]
     teachers: Float[np.ndarray, "blocks contexts d"]
-    seed: int = eqx.field(static=True)
+    seed: int | seeds.StoredKey = eqx.field(static=True)
 
     def __init__(
         self,
         chain: Checked[HighOrderChain],
         count: Checked[int],
         *,
-        seed: Checked[int] = 0,
+        seed: Checked[Seed] = 0,
     ):
         """**Arguments:**
 
         - `chain`: a [`HighOrderChain`][].
-        - `count`: how many contexts to draw, each the end of a sequence of its own.
-        - `seed`: of that draw.
+        - `count`: the number of contexts to draw, each from its own sequence.
+        - `seed`: an integer or a `jax.random.key` for that draw.
         """
         _check_chain(chain)
         count = checks.whole_number("count", count)
+        seed = seeds.check("seed", seed)
         self.chain = chain
         self.windows = chain.sample(chain.lags, seed=seed, sequences=count)[:, ::-1]
         self.weights = np.full(count, 1 / count)
         self.one_hot = _one_hot(self.windows, chain.size)
         self.targets = chain.next_law(self.windows)
         self.teachers = _teachers(chain, self.windows)
-        self.seed = int(seed)
+        self.seed = seeds.storable(seed)
 
     def stored_arguments(self) -> dict[str, Any]:
         return {"chain": self.chain, "count": self.size, "seed": self.seed}
 
 
-def _check_chain(chain: Any) -> None:
+def _check_chain(chain: object) -> None:
     if not isinstance(chain, HighOrderChain):
         raise ValueError(
             f"`chain` must be a gradflow.HighOrderChain, got {type(chain).__name__}."
@@ -141,12 +145,12 @@ def _one_hot(
 
 
 @storable
-class Sample(Positional):
-    """The contexts that occur in a sample, each once: w_c is how often it does, and
-    T[c, ·] how often each token came next.
+class Sample(AbstractWindowPopulation):
+    """The distinct contexts of a sample: w_c is the frequency of a context, and T[c, ·]
+    the frequencies of the next token after it.
 
-    So the loss on it is the empirical one, to the letter, and its flow that of training
-    on the sample without noise.
+    The loss is therefore exactly the empirical one, and its flow is that of full-batch
+    training on the sample.
     """
 
     weights: Float[np.ndarray, " contexts"]
@@ -154,10 +158,10 @@ class Sample(Positional):
     one_hot: Float[np.ndarray, "contexts lags_times_d"]
     targets: Float[np.ndarray, "contexts d"]
     examples: float
-    """How many contexts with their next token were seen, equal ones too."""
+    """The number of contexts with their next token that were seen, with repetitions."""
     source: AllContexts | None
-    """What the sample was drawn from, where that is known: the loss over it is observed
-    as `population_loss`."""
+    """The population that the sample was drawn from, if it is known. The loss over it
+    is the observable `population_loss`."""
 
     def __init__(
         self,
@@ -170,14 +174,14 @@ class Sample(Positional):
     ):
         """**Arguments:**
 
-        - `sequences`: tokens, numbered from zero: one sequence, or a list of several,
-            or an array with one in each row. A context does not reach from one sequence
-            into the next.
+        - `sequences`: tokens, numbered from zero: one sequence, a list of several, or
+            an array with one in each row. Contexts do not extend from one sequence to
+            the next.
         - `lags`: the number of tokens in a context.
-        - `vocabulary`: the number of tokens d; by default the source's, or else as many
-            as there must be.
+        - `vocabulary`: the number of tokens d; by default that of `source`, or the
+            smallest that the tokens allow.
         - `counts`: how often each sequence is seen, by default once.
-        - `source`: the population that was sampled, for comparison.
+        - `source`: the population that was sampled, to compare the sample with.
         """
         lags = checks.whole_number("lags", lags)
         pieces = checks.token_sequences("sequences", sequences)
@@ -189,12 +193,12 @@ class Sample(Positional):
             )
         if source is not None and source.lags != lags:
             raise ValueError(
-                f"`lags` must be those of `source`, {source.lags}, got {lags}."
+                f"`lags` must equal that of `source`, {source.lags}, got {lags}."
             )
         longest = max(len(piece) for piece in pieces)
         if longest <= lags:
             raise ValueError(
-                f"`sequences` must hold {lags} tokens and one after them for "
+                f"`sequences` must have {lags} tokens and one after them for "
                 f"`lags` = {lags}, got at most {longest}."
             )
         seen = 1 + max(int(piece.max()) for piece in pieces if len(piece))
@@ -203,7 +207,8 @@ class Sample(Positional):
         d = checks.whole_number("vocabulary", d, least=max(seen, 2))
         if source is not None and d != source.vocabulary:
             raise ValueError(
-                f"`vocabulary` must be that of `source`, {source.vocabulary}, got {d}."
+                f"`vocabulary` must equal that of `source`, {source.vocabulary}, got "
+                f"{d}."
             )
         usable = [
             (piece, n)
@@ -214,7 +219,7 @@ class Sample(Positional):
             [np.lib.stride_tricks.sliding_window_view(p, lags + 1) for p, _ in usable]
         )
         weights = np.repeat([n for _, n in usable], [len(p) - lags for p, _ in usable])
-        # Column i is lag i+1; the last token of a window is what came next.
+        # Column i is lag i+1; the last token of a window is the next token.
         contexts, row = distinct(windows[:, -2::-1])
         table = np.zeros((len(contexts), d))
         np.add.at(table, (row, windows[:, -1]), weights)
@@ -225,6 +230,10 @@ class Sample(Positional):
         self.one_hot = _one_hot(contexts, d)
         self.examples = float(totals.sum())
         self.source = source
+
+    @property
+    def sampled_from(self) -> AllContexts | None:
+        return self.source
 
     def stored_arguments(self) -> dict[str, Any]:
         context, token = np.nonzero(self.targets)

@@ -165,7 +165,7 @@ def test_a_flow_on_a_sample_is_saved_and_loaded(overfitting, tmp_path):
         (lambda: Sample([], 2), "must hold tokens, got none"),
         (lambda: Sample([0.5, 1.0, 2.0], 1), "must be whole numbers"),
         (lambda: Sample([0, -1, 1], 1), "must not be negative, got -1"),
-        (lambda: Sample([0, 1], 2), "must hold 2 tokens and one after them"),
+        (lambda: Sample([0, 1], 2), "must have 2 tokens and one after them"),
         (lambda: Sample([0, 1, 2], 0), "`lags`"),
         (lambda: Sample([0, 1, 5], 1, vocabulary=3), "`vocabulary` must be .* 6"),
         (lambda: Sample([0, 1, 1], 1, counts=[1, 2]), "each of the 1 sequences"),
@@ -175,13 +175,13 @@ def test_a_flow_on_a_sample_is_saved_and_loaded(overfitting, tmp_path):
             lambda: Sample(
                 [0, 1, 1], 1, source=AllContexts(HighOrderChain.random(2, (1, 1)))
             ),
-            "those of `source`, 2, got 1",
+            "equal that of `source`, 2, got 1",
         ),
         (
             lambda: Sample(
                 [0, 1, 2, 2], 2, source=AllContexts(HighOrderChain.random(2, (1, 1)))
             ),
-            "that of `source`, 2, got 3",
+            "equal that of `source`, 2, got 3",
         ),
         (lambda: gradflow.best_stopping_time(3), "must be a Flow, got int"),
     ],
