@@ -82,7 +82,7 @@ def test_the_loss_is_the_mean_over_examples_of_a_forward_pass():
 
 @eqx.filter_jit
 def observed(problem, params):
-    """The loss's gradient and all that is worth watching; compiled as one."""
+    """The gradient and all observables of a loss, compiled together."""
     seen = {name: f(params) for name, f in problem.observables.items()}
     return seen | {"gradient": jax.grad(problem)(params)}
 
@@ -164,6 +164,34 @@ def test_too_many_contexts_are_refused_before_all_are_merged(monkeypatch):
     assert merged == [40]
 
 
+def test_samples_beyond_the_available_memory_are_refused(monkeypatch):
+    whole = SampledContext(CHAIN, NUMBERS, 5)
+    needed = whole.size * 8 * (10 * 9 + 2)
+    monkeypatch.setattr(machine, "available_memory", lambda: needed - 1)
+    refused = rf"{whole.size:,} or more distinct .* takes about .* are available: draw"
+    with pytest.raises(ValueError, match=refused):
+        SampledContext(CHAIN, NUMBERS, 5)
+    # The user's own limit takes precedence.
+    allowed = SampledContext(CHAIN, NUMBERS, 5, max_contexts=whole.size)
+    assert allowed.size == whole.size
+    monkeypatch.setattr(machine, "available_memory", lambda: 0)
+    with pytest.raises(ValueError, match="and 0 B are available"):
+        SampledContext(CHAIN, NUMBERS, 5)
+    monkeypatch.setattr(machine, "available_memory", lambda: needed)
+    assert SampledContext(CHAIN, NUMBERS, 5).size == whole.size
+
+
+def test_a_key_draws_the_examples():
+    keys = jax.random.split(jax.random.key(0))
+    a, b, c = (
+        SampledContext(CHAIN, NUMBERS, 3, examples=100, seed=key)
+        for key in (*keys, keys[0])
+    )
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(c), strict=True):
+        np.testing.assert_array_equal(x, y)
+    assert a.size != b.size or np.any(a.weights != b.weights)
+
+
 def test_examples_are_drawn_without_repetition_and_by_seed():
     every = contexts_by_hand([NUMBERS], 3)
     total = sum(every.values())
@@ -186,8 +214,9 @@ def test_examples_are_drawn_without_repetition_and_by_seed():
     assert few != drawn(200, 1)
 
 
-def test_a_sample_is_stored_and_rebuilt(tmp_path):
-    sample = SampledContext(CHAIN, NUMBERS, 4, examples=300)
+@pytest.mark.parametrize("seed", [0, jax.random.key(7)], ids=["integer", "key"])
+def test_a_sample_is_stored_and_rebuilt(seed, tmp_path):
+    sample = SampledContext(CHAIN, NUMBERS, 4, examples=300, seed=seed)
     path = storage.write(tmp_path / "run.npz", {"sample": sample})
     again = storage.read(path, lambda header: header["sample"])
     assert again.chain.labels == CHAIN.labels
@@ -201,8 +230,8 @@ def test_a_sample_is_stored_and_rebuilt(tmp_path):
 
 
 def test_observables_of_a_sample():
-    """What refers to the law and names of tokens finds them in the chain, also for a
-    token in which no context ends."""
+    """The chain provides the frequencies and names of the tokens, also of tokens in
+    which no context ends."""
     sample = SampledContext(CHAIN, NUMBERS[:12], 4)
     unseen = np.setdiff1d(np.arange(9), sample.queries)
     assert unseen.size
