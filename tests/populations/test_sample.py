@@ -196,8 +196,8 @@ def test_a_flow_on_contexts_drawn_by_a_key_is_saved_and_loaded(tmp_path):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: Sample([], 2), "must hold tokens, got none"),
-        (lambda: Sample([0.5, 1.0, 2.0], 1), "must be whole numbers"),
+        (lambda: Sample([], 2), "must contain tokens, got none"),
+        (lambda: Sample([0.5, 1.0, 2.0], 1), "must be a sequence of whole numbers"),
         (lambda: Sample([0, -1, 1], 1), "must not be negative, got -1"),
         (lambda: Sample([0, 1], 2), "must have 2 tokens and one after them"),
         (lambda: Sample([0, 1, 2], 0), "`lags`"),

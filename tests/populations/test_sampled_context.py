@@ -18,7 +18,7 @@ from gradflow import (
     Sample,
     SampledContext,
 )
-from gradflow._core import storage
+from gradflow._core import machine, storage
 from gradflow.corpora import Vocabulary
 from gradflow.populations import AbstractDenseUnorderedPopulation, _sampled_context
 
@@ -257,8 +257,8 @@ def test_observables_of_a_sample():
             {},
             "must have 3 tokens and one after them .* at most 3",
         ),
-        ((CHAIN, [], 3), {}, "`sequences` must hold tokens, got none"),
-        ((CHAIN, ["a", "b"], 1), {}, "`sequences` must be whole numbers"),
+        ((CHAIN, [], 3), {}, "`sequences` must contain tokens, got none"),
+        ((CHAIN, ["a", "b"], 1), {}, "`sequences` must be a sequence of whole numbers"),
         ((CHAIN, NUMBERS, 3), {"examples": 10**7}, "`examples` must be at most "),
         ((CHAIN, NUMBERS, 3), {"examples": 0}, "`examples` must be a whole number"),
         ((CHAIN, NUMBERS, 3), {"seed": -1}, "`seed` must be a whole number"),
