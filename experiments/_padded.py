@@ -8,9 +8,10 @@ import numpy as np
 from jaxtyping import Float, Int
 
 import gradflow
+from gradflow.populations import AbstractDenseUnorderedPopulation
 
 
-class PaddedContexts(gradflow.Population):
+class PaddedContexts(AbstractDenseUnorderedPopulation):
     """A population, padded with contexts of weight zero up to a given size."""
 
     chain: gradflow.MarkovChain
@@ -19,7 +20,7 @@ class PaddedContexts(gradflow.Population):
     log_multiplicities: Float[np.ndarray, "contexts d"]
     targets: Float[np.ndarray, "contexts d"]
 
-    def __init__(self, population: gradflow.Population, size: int):
+    def __init__(self, population: AbstractDenseUnorderedPopulation, size: int):
         more = size - population.size
         self.chain = population.chain
         self.weights = np.pad(population.weights, (0, more))

@@ -238,7 +238,7 @@ def _changes(
 #
 
 
-class SampleOnAllContexts(gradflow.Positional):
+class SampleOnAllContexts(gradflow.AbstractWindowPopulation):
     """A `gradflow.Sample` listed on all contexts of its source, where contexts that do
     not occur have weight zero. Samples of any size then have the same shape and share
     one compiled solve."""
@@ -261,6 +261,10 @@ class SampleOnAllContexts(gradflow.Positional):
         self.targets[where] = sample.targets
         self.windows, self.one_hot = source.windows, source.one_hot
         self.source = source
+
+    @property
+    def sampled_from(self) -> gradflow.AllContexts:
+        return self.source
 
 
 #

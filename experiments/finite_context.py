@@ -44,6 +44,7 @@ from _watch import Watched, follow
 from matplotlib.figure import Figure
 
 import gradflow
+from gradflow.populations import AbstractDenseUnorderedPopulation
 
 STICKINESS, SCALE, HORIZON = 0.5, 1e-3, 1e4
 RTOL = 1e-7
@@ -78,11 +79,11 @@ class Length(NamedTuple):
         return self.watched.stages
 
 
-def populations(instance: Instance) -> dict[str, gradflow.Population]:
+def populations(instance: Instance) -> dict[str, AbstractDenseUnorderedPopulation]:
     chain = gradflow.MarkovChain.sticky(instance.law, STICKINESS)
-    found: dict[str, gradflow.Population] = {}
+    found: dict[str, AbstractDenseUnorderedPopulation] = {}
     for group in instance.groups:
-        exact: dict[str, gradflow.Population] = {
+        exact: dict[str, AbstractDenseUnorderedPopulation] = {
             str(s): gradflow.FiniteContext(chain, s) for s in group
         }
         if not found:
@@ -92,7 +93,7 @@ def populations(instance: Instance) -> dict[str, gradflow.Population]:
     return found
 
 
-def initial_gradient(population: gradflow.Population) -> np.ndarray:
+def initial_gradient(population: AbstractDenseUnorderedPopulation) -> np.ndarray:
     """∂L/∂M at 0, from the list of contexts."""
     n = np.exp(population.log_multiplicities)
     n /= n.sum(axis=1, keepdims=True)

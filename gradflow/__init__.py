@@ -61,12 +61,12 @@ from .models import (
     PositionalHeadsParameters,
 )
 from .populations import (
+    AbstractUnorderedPopulation,
+    AbstractWindowPopulation,
     AllContexts,
     DrawnContexts,
     FiniteContext,
     InfiniteContext,
-    Population,
-    Positional,
     Sample,
     SampledContext,
 )
@@ -94,6 +94,8 @@ __version__ = _metadata.version("gradflow")
 
 __all__ = [
     "AbstractLoss",
+    "AbstractUnorderedPopulation",
+    "AbstractWindowPopulation",
     "Acquisition",
     "AllContexts",
     "Certificate",
@@ -115,8 +117,6 @@ __all__ = [
     "OneLayerParameters",
     "OneLayerTransformer",
     "Plateau",
-    "Population",
-    "Positional",
     "PositionalHeads",
     "PositionalHeadsParameters",
     "Problem",

@@ -1,5 +1,4 @@
-"""Chains whose next token depends on several before it, each block of lags through a
-matrix of its own."""
+"""Markov chains of higher order, in which each block of lags has its own matrix."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,14 +7,19 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import Float, Int
 
-from .._core import checks
+from .._core import checks, seeds
 from .._core.checks import Checked
 from .._core.storage import storable
+from .._core.types import Seed
 
 LARGEST_CONTEXTS = 4_000_000
-"""Contexts whose law is listed: at ten tokens, 320 MB while it is computed."""
-SMALLEST_CHANGE, LARGEST_ROUNDING = 1e-15, 1e-12
-PATIENCE = 100
+"""The most contexts whose distribution is listed. With ten tokens, computing it takes
+320 MB."""
+SMALLEST_CHANGE = 1e-15
+"""Iterations end where the distribution changes by less than this, for each lag."""
+LARGEST_ROUNDING, PATIENCE = 1e-12, 100
+"""They also end where the change is below the first number and has not fallen for the
+second number of iterations."""
 MAX_ITERATIONS = 100_000
 
 
@@ -28,14 +32,14 @@ class HighOrderChain(eqx.Module):
     """
 
     matrices: Float[np.ndarray, "h d d"]
-    """A_k[y, x]: what token x in block k adds to the logit of y."""
+    """A_k[y, x]: the contribution of token x in block k to the logit of y."""
     pattern: Float[np.ndarray, "h w"]
-    """α, row by row: the weight of lag i+1 in block k; rows sum to one."""
+    """α[k, i]: the weight of lag i+1 in block k; rows sum to one."""
     spans: tuple[int, ...] = eqx.field(static=True)
     """The number of lags in each block."""
     stride: int | None = eqx.field(static=True)
-    """By how many lags one block begins after the other; None where each begins after
-    the end of the last."""
+    """The number of lags from the start of one block to the start of the next; None if
+    each block begins where the previous one ends."""
 
     def __init__(
         self,
@@ -48,13 +52,14 @@ class HighOrderChain(eqx.Module):
     ):
         """**Arguments:**
 
-        - `matrices`: A_1, …, A_h, of one size.
-        - `spans`: how many lags each block has; the first begins at lag one.
+        - `matrices`: A_1, …, A_h, all of the same size.
+        - `spans`: the number of lags in each block; the first block begins at lag one.
         - `weights`: α within a block, from its nearest lag on: one list for all blocks
             or one for each, scaled to a sum of one. By default uniform.
-        - `stride`: by how many lags each block begins after the one before; less than
-            a span makes them overlap. By default they are adjacent.
-        - `lags`: the order of the chain, if more than the blocks reach.
+        - `stride`: the number of lags from the start of one block to the start of the
+            next; blocks overlap if it is less than a span. By default they are
+            adjacent.
+        - `lags`: the order of the chain, if it exceeds the largest lag of the blocks.
         """
         A = _matrices(matrices)
         lengths = _spans(spans, len(A))
@@ -81,7 +86,7 @@ class HighOrderChain(eqx.Module):
         vocabulary: Checked[int],
         spans: Checked[Sequence[int]],
         ratio: Checked[float] = 1.7,
-        seed: Checked[int] = 0,
+        seed: Checked[Seed] = 0,
         orthogonal: bool = False,
         reverse: bool = False,
         *,
@@ -94,14 +99,21 @@ class HighOrderChain(eqx.Module):
 
         **Arguments:**
 
-        - `orthogonal`: whether B_k is √d times an orthogonal matrix, else Gaussian.
-        - `reverse`: whether the farthest block is the strongest, else the nearest.
+        - `vocabulary`: the number of tokens d.
+        - `spans`, `weights`, `stride`: as for the chain itself.
+        - `ratio`: how many times stronger each block is than the next.
+        - `seed`: an integer or a `jax.random.key`.
+        - `orthogonal`: if true, B_k is √d times an orthogonal matrix; if false, its
+            entries are Gaussian.
+        - `reverse`: if true, the farthest block is the strongest; if false, the
+            nearest.
+        - `scale`: the size of the strongest block.
         """
         d = checks.whole_number("vocabulary", vocabulary, least=2)
         lengths = _spans(spans, None)
         ratio = checks.positive_number("ratio", ratio)
         scale = checks.positive_number("scale", scale)
-        rng = np.random.default_rng(checks.whole_number("seed", seed, least=0))
+        rng = seeds.numpy_generator("seed", seed)
         B = rng.normal(size=(len(lengths), d, d))
         if orthogonal:
             B = np.stack([np.linalg.qr(b)[0] for b in B])
@@ -128,11 +140,11 @@ class HighOrderChain(eqx.Module):
 
     @property
     def importance(self) -> Int[np.ndarray, " h"]:
-        """The blocks, the strongest ‖A_k‖ first."""
+        """The blocks in decreasing order of ‖A_k‖."""
         return np.argsort(-np.linalg.norm(self.matrices, axis=(1, 2)), kind="stable")
 
     def restricted(self, k: Checked[int]) -> "HighOrderChain":
-        """The teacher that knows the k strongest blocks only, with contexts as long."""
+        """The chain with only its k strongest blocks, and with the same order."""
         k = checks.whole_number("k", k, most=self.blocks)
         kept = np.sort(self.importance[:k])
         matrices = np.zeros_like(self.matrices)
@@ -141,11 +153,12 @@ class HighOrderChain(eqx.Module):
 
     @property
     def num_contexts(self) -> int:
-        """dʷ."""
+        """The number of contexts, dʷ."""
         return self.size**self.lags
 
     def contexts(self) -> Int[np.ndarray, "contexts w"]:
-        """All contexts, column i the token at lag i+1, in the order of `stationary`."""
+        """All contexts, in the order of `stationary`; column i is the token at lag
+        i+1."""
         self._refuse_many()
         return np.stack(
             np.unravel_index(np.arange(self.num_contexts), (self.size,) * self.lags),
@@ -155,68 +168,81 @@ class HighOrderChain(eqx.Module):
     def next_law(
         self, contexts: Int[np.ndarray, "contexts w"]
     ) -> Float[np.ndarray, "contexts d"]:
-        """The law of the token after each context."""
+        """The distribution of the token after each context."""
         logits = np.zeros((len(contexts), self.size))
         for A, weights in zip(self.matrices, self.pattern, strict=True):
             for lag in np.flatnonzero(weights):
                 logits += weights[lag] * A.T[contexts[:, lag]]
         logits -= logits.max(axis=1, keepdims=True)
-        law = np.exp(logits)
-        return law / law.sum(axis=1, keepdims=True)
+        P = np.exp(logits)
+        return P / P.sum(axis=1, keepdims=True)
 
-    # Not cached: what a module remembers becomes part of its pytree's structure.
+    # Not cached: a cached value would become part of the module's pytree structure.
     @property
     def stationary(self) -> Float[np.ndarray, " contexts"]:
-        """The stationary law of the contexts: the fixed point of
+        """The stationary distribution of the contexts: the fixed point of
 
             p(y, x_1, …, x_{w-1}) ← Σ_{x_w} p(x_1, …, x_w) P(y | x_1, …, x_w),
 
-        which every start tends to, as no transition has probability zero. No dʷ×dʷ
-        matrix is formed. Computed each time: keep it, or make an `AllContexts`."""
+        to which every start converges, as all transitions are possible. No dʷ×dʷ matrix
+        is formed. It is computed on every access: keep the result, or make an
+        `AllContexts`."""
         self._refuse_many()
-        law = self.next_law(self.contexts())
+        P = self.next_law(self.contexts())
         shape = (self.size,) * self.lags
         p = np.full(self.num_contexts, 1 / self.num_contexts)
-        least, since = np.inf, 0
+        change, least, since = np.inf, np.inf, 0
         for _ in range(MAX_ITERATIONS):
-            joint = (p[:, None] * law).reshape(*shape, self.size)
+            joint = (p[:, None] * P).reshape(*shape, self.size)
             after = np.moveaxis(joint.sum(axis=self.lags - 1), -1, 0).ravel()
             after /= after.sum()
             change = np.abs(after - p).sum()
             p = after
-            # It has settled where it moves no more, or only to and fro in rounding,
-            # which of a law with probabilities near one is more than of an even one.
+            # It has converged when it stops moving or only fluctuates by rounding. The
+            # fluctuations are larger for probabilities near one than for even ones.
             least, since = (change, 0) if change < least else (least, since + 1)
             rounding = since >= PATIENCE and least < LARGEST_ROUNDING
             if change < SMALLEST_CHANGE * self.lags or rounding:
                 break
         else:
             raise RuntimeError(
-                f"The stationary law of {self.num_contexts:,} contexts did not settle "
-                f"in {MAX_ITERATIONS:,} iterations: it still moves by {change:.1e}."
+                f"The stationary distribution of {self.num_contexts:,} contexts did "
+                f"not converge in {MAX_ITERATIONS:,} iterations: it still changes by "
+                f"{change:.1e}."
             )
         p.flags.writeable = False
         return p
 
     @property
     def entropy_rate(self) -> float:
-        """In nats: no predictor's loss is lower."""
-        law = self.next_law(self.contexts())
-        return float(-self.stationary @ np.sum(law * np.log(law), axis=1))
+        """The entropy rate in nats: a lower bound of every predictor's loss."""
+        P = self.next_law(self.contexts())
+        return float(-self.stationary @ np.sum(P * np.log(P), axis=1))
 
     def sample(
-        self, length: Checked[int], seed: Checked[int] = 0, sequences: Checked[int] = 1
+        self,
+        length: Checked[int],
+        seed: Checked[Seed] = 0,
+        sequences: Checked[int] = 1,
     ) -> Int[np.ndarray, "sequences length"]:
-        """Sequences of tokens, each after a start that is forgotten."""
+        """Random sequences of tokens from the stationary chain.
+
+        **Arguments:**
+
+        - `length`: the number of tokens in a sequence.
+        - `seed`: an integer or a `jax.random.key`.
+        - `sequences`: the number of sequences. Each starts from random tokens, and its
+            first 50 steps for each lag are discarded.
+        """
         length = checks.whole_number("length", length)
         count = checks.whole_number("sequences", sequences)
-        rng = np.random.default_rng(checks.whole_number("seed", seed, least=0))
-        forgotten = 50 * self.lags
-        tokens = np.zeros((count, self.lags + forgotten + length), dtype=np.int64)
+        rng = seeds.numpy_generator("seed", seed)
+        discarded = 50 * self.lags
+        tokens = np.zeros((count, self.lags + discarded + length), dtype=np.int64)
         tokens[:, : self.lags] = rng.integers(self.size, size=(count, self.lags))
         for t in range(self.lags, tokens.shape[1]):
-            law = self.next_law(tokens[:, t - self.lags : t][:, ::-1])
-            drawn = rng.random((count, 1)) > np.cumsum(law, axis=1)
+            P = self.next_law(tokens[:, t - self.lags : t][:, ::-1])
+            drawn = rng.random((count, 1)) > np.cumsum(P, axis=1)
             tokens[:, t] = np.minimum(drawn.sum(axis=1), self.size - 1)
         return tokens[:, -length:]
 
@@ -225,7 +251,8 @@ class HighOrderChain(eqx.Module):
             raise ValueError(
                 f"{self.size} tokens and {self.lags} lags make "
                 f"{self.size}**{self.lags} = {self.num_contexts:,} contexts; the limit "
-                f"is {LARGEST_CONTEXTS:,}. Take fewer lags or tokens, or a sample."
+                f"is {LARGEST_CONTEXTS:,}. Use fewer lags or tokens, or a sample such "
+                "as `DrawnContexts`."
             )
 
     def stored_arguments(self) -> dict[str, Any]:
@@ -247,22 +274,24 @@ def _like(chain: HighOrderChain, matrices: np.ndarray) -> HighOrderChain:
     return HighOrderChain(**{**chain.stored_arguments(), "matrices": matrices})
 
 
-def _matrices(value: Any) -> np.ndarray:
+def _matrices(value: object) -> np.ndarray:
     A = checks.real_array("matrices", value)
     if A.ndim != 3 or A.shape[1] != A.shape[2] or A.shape[0] < 1 or A.shape[1] < 2:
         raise ValueError(
-            "`matrices` must be square matrices of one size, at least 2×2, stacked, "
-            f"got shape {A.shape}."
+            "`matrices` must be a stack of square matrices, at least 2×2, got shape "
+            f"{A.shape}."
         )
     return A.copy()
 
 
-def _spans(value: Any, blocks: int | None) -> tuple[int, ...]:
+def _spans(value: object, blocks: int | None) -> tuple[int, ...]:
     if not isinstance(value, Sequence | np.ndarray) or isinstance(value, str):
-        raise ValueError(f"`spans` must list the number of lags, got {value!r}.")
+        raise ValueError(
+            f"`spans` must list the number of lags in each block, got {value!r}."
+        )
     lengths = tuple(checks.whole_number("spans", n) for n in value)
     if not lengths:
-        raise ValueError("`spans` must hold at least one block, got none.")
+        raise ValueError("`spans` must have at least one block, got none.")
     if blocks is not None and len(lengths) != blocks:
         raise ValueError(
             f"`spans` must have one entry for each of the {blocks} matrices, got "

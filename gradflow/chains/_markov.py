@@ -1,4 +1,4 @@
-"""Markov chains on tokens, with their stationary laws."""
+"""Markov chains on tokens, with their stationary distributions."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, SupportsFloat
@@ -7,11 +7,15 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import Float
 
-from .._core import checks
+from .._core import checks, seeds
 from .._core.checks import Checked
 from .._core.storage import storable
-from ..corpora import Vocabulary
+from .._core.types import Seed
 from ._bigrams import bigrams
+from ._vocabulary import Vocabulary
+
+ROUNDED_SUMS = 1e-3
+"""Rows whose sums miss one by less were probably rounded, in a file or a paper."""
 
 
 @storable
@@ -19,28 +23,28 @@ class MarkovChain(eqx.Module):
     """An irreducible Markov chain on tokens 0..d-1.
 
     The chain moves from token `i` to token `j` with probability `transition[i, j]`.
-    Its stationary law is the one law `π` with `π P = π`.
+    Its stationary distribution is the only `π` with `π P = π`.
     """
 
     transition: Float[np.ndarray, "d d"]
     """The transition matrix P; rows sum to one."""
     stationary: Float[np.ndarray, " d"]
-    """The stationary law π."""
+    """The stationary distribution π."""
     labels: tuple[str, ...] = eqx.field(static=True)
-    """A name for each token."""
+    """The name of each token."""
 
     def __init__(self, transition: Any, labels: Checked[Sequence[str] | None] = None):
         """**Arguments:**
 
-        - `transition`: a square stochastic matrix of an irreducible chain. Rows that
-            miss a sum of one by no more than 1e-8 are rescaled, others refused.
+        - `transition`: the square stochastic matrix of an irreducible chain. Rows whose
+            sums are within 1e-8 of one are rescaled; others are refused.
         - `labels`: a name for each token; by default `"0"`, `"1"`, …
         """
         P = _stochastic_matrix(transition)
         size = P.shape[0]
         names = _names(labels, size)
         _refuse_reducible(P, names)
-        pi = _stationary_law(P)
+        pi = _stationary_distribution(P)
         P.flags.writeable = False
         pi.flags.writeable = False
         self.transition = P
@@ -52,11 +56,12 @@ class MarkovChain(eqx.Module):
         """The number of tokens, d."""
         return self.transition.shape[0]
 
-    # Not cached: what a module remembers becomes part of its pytree's structure, and
-    # a loss that was asked for its floor would be compiled anew.
+    # Not cached: a cached value would become part of the module's pytree structure, and
+    # a loss would be compiled again after its floor was read.
     @property
     def entropy_rate(self) -> float:
-        """-Σ_i π_i Σ_j P_ij log P_ij, in nats: no predictor's loss is lower."""
+        """-Σ_i π_i Σ_j P_ij log P_ij, in nats: a lower bound of every
+        predictor's loss."""
         return abs(float(self.stationary @ _xlogx(self.transition).sum(axis=1)))
 
     @property
@@ -71,15 +76,14 @@ class MarkovChain(eqx.Module):
         stickiness: Checked[float],
         labels: Checked[Sequence[str] | None] = None,
     ) -> "MarkovChain":
-        """P = λI + (1-λ)1πᵀ: with probability λ repeat, else draw anew from π.
+        """P = λI + (1-λ)1πᵀ: repeat with probability λ, otherwise draw from π.
 
         **Arguments:**
 
-        - `stationary`: the law π; every entry positive.
-        - `stickiness`: the number λ < 1. It may be negative as long as no entry of P
-            is.
+        - `stationary`: the distribution π, with positive entries.
+        - `stickiness`: λ < 1. It may be negative as long as no entry of P is.
         """
-        pi = _positive_law(stationary)
+        pi = _positive_distribution(stationary)
         if np.ndim(stickiness) or not isinstance(stickiness, SupportsFloat):
             raise ValueError(f"`stickiness` must be a number, got {stickiness!r}.")
         stickiness = float(checks.real_array("stickiness", stickiness))
@@ -87,7 +91,7 @@ class MarkovChain(eqx.Module):
         if stickiness >= 1 or np.any(P < 0):
             lowest = -pi.min() / (1 - pi.min()) if pi.size > 1 else -np.inf
             raise ValueError(
-                f"`stickiness` must lie in [{lowest:.6g}, 1) for this stationary law, "
+                f"`stickiness` must lie in [{lowest:.6g}, 1) for this `stationary`, "
                 f"got {stickiness}."
             )
         return cls(P, labels)
@@ -96,9 +100,10 @@ class MarkovChain(eqx.Module):
     def metropolis(
         cls, stationary: Any, labels: Checked[Sequence[str] | None] = None
     ) -> "MarkovChain":
-        """The Metropolis chain of the law π: propose another token uniformly, accept
-        with probability min(1, π_j/π_i). Reversible: π_i P_ij = π_j P_ji."""
-        pi = _positive_law(stationary)
+        """The Metropolis chain of the distribution π: propose another token uniformly
+        and accept it with probability min(1, π_j/π_i). The chain is reversible:
+        π_i P_ij = π_j P_ji."""
+        pi = _positive_distribution(stationary)
         P = np.minimum(1.0, pi[None, :] / pi[:, None]) / max(pi.size - 1, 1)
         np.fill_diagonal(P, 0.0)
         np.fill_diagonal(P, np.maximum(1.0 - P.sum(axis=1), 0.0))
@@ -108,18 +113,23 @@ class MarkovChain(eqx.Module):
     def random(
         cls,
         stationary: Any,
-        seed: Checked[int] = 0,
+        seed: Checked[Seed] = 0,
         labels: Checked[Sequence[str] | None] = None,
     ) -> "MarkovChain":
-        """A random chain with stationary law π, not reversible (for d ≥ 3).
+        """A random chain with stationary distribution π, not reversible (for d ≥ 3).
 
         Independent exponential weights are scaled by rows and columns (Sinkhorn) until
         both margins of the flow F_ij = π_i P_ij equal π.
+
+        **Arguments:**
+
+        - `stationary`: the distribution π, with positive entries.
+        - `seed`: an integer or a `jax.random.key`.
         """
-        pi = _positive_law(stationary)
-        seed = checks.whole_number("seed", seed, least=0)
-        weights = np.random.default_rng(seed).exponential(size=(pi.size, pi.size))
-        columns = np.ones_like(pi)
+        pi = _positive_distribution(stationary)
+        generator = seeds.numpy_generator("seed", seed)
+        weights = generator.exponential(size=(pi.size, pi.size))
+        rows, columns = pi, np.ones_like(pi)
         for _ in range(100_000):
             rows = pi / (weights @ columns)
             wanted = pi / (rows @ weights)
@@ -151,8 +161,8 @@ class MarkovChain(eqx.Module):
         if np.any(totals == 0):
             token = _names(labels, len(table))[int(np.argmin(totals))]
             raise ValueError(
-                f"`counts` must have something in every row (or `smoothing` > 0), "
-                f"but token {token!r} is never followed by any."
+                "`counts` must have a positive entry in every row (or pass "
+                f"`smoothing` > 0), but token {token!r} is never followed by any."
             )
         return cls(table / totals[:, None], labels)
 
@@ -170,15 +180,16 @@ class MarkovChain(eqx.Module):
 
         **Arguments:**
 
-        - `tokens`: strings, or numbers from zero: one sequence or a list of several. No
-            pair reaches from one sequence into the next.
-        - `vocabulary`: a [`Vocabulary`][], or the number of tokens d. Of strings, the
-            d - 1 most frequent are told apart and one token stands for the rest; by
-            default all are told apart.
-        - `keep`: strings that must be told apart, where `vocabulary` is a number.
-        - `smoothing`: added to every count. Without it a token that nothing follows, or
-            that cannot be reached again, is refused.
-        - `labels`: a name for each number; strings have their own.
+        - `tokens`: strings, or integers from zero: one sequence or a list of several.
+            Pairs do not extend from one sequence to the next.
+        - `vocabulary`: a [`Vocabulary`][], or the number of tokens d. With a number,
+            the d - 1 most frequent strings have a token each and one token stands for
+            the rest. By default every string has a token of its own.
+        - `keep`: strings that must have a token of their own if `vocabulary` is a
+            number.
+        - `smoothing`: added to every count. Without it, a token that nothing follows or
+            that cannot be reached again is refused.
+        - `labels`: a name for each integer; strings are their own names.
         """
         smoothing = checks.positive_number("smoothing", smoothing, zero_allowed=True)
         counts, labels = bigrams(tokens, vocabulary, keep, labels)
@@ -188,14 +199,14 @@ class MarkovChain(eqx.Module):
         silent = totals == 0
         if np.any(silent):
             raise ValueError(
-                "`tokens` must make an irreducible chain (or have more `smoothing`), "
+                "`tokens` must make an irreducible chain (or pass more `smoothing`), "
                 f"but nothing ever follows {_listed(silent, names)}."
             )
         P = table / totals[:, None]
         _refuse_reducible(
             P,
             names,
-            "`tokens` must make an irreducible chain (or have more `smoothing`)",
+            "`tokens` must make an irreducible chain (or pass more `smoothing`)",
         )
         return cls(P, names)
 
@@ -209,7 +220,7 @@ class MarkovChain(eqx.Module):
         )
 
 
-def _names(labels: Any, size: int) -> tuple[str, ...]:
+def _names(labels: object, size: int) -> tuple[str, ...]:
     if labels is None:
         return tuple(str(i) for i in range(size))
     if not isinstance(labels, Iterable) or isinstance(labels, str):
@@ -225,7 +236,7 @@ def _names(labels: Any, size: int) -> tuple[str, ...]:
     return names
 
 
-def _square_matrix(name: str, value: Any) -> np.ndarray:
+def _square_matrix(name: str, value: object) -> np.ndarray:
     matrix = checks.real_array(name, value)
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or matrix.size == 0:
         raise ValueError(f"`{name}` must be a square matrix, got shape {matrix.shape}.")
@@ -237,27 +248,29 @@ def _square_matrix(name: str, value: Any) -> np.ndarray:
     return matrix
 
 
-def _stochastic_matrix(value: Any) -> np.ndarray:
+def _stochastic_matrix(value: object) -> np.ndarray:
     P = _square_matrix("transition", value)
     sums = P.sum(axis=1)
     misses = np.abs(sums - 1)
     if misses.max() > checks.SUM_TOLERANCE:
         row = int(misses.argmax())
+        close = misses.max() < ROUNDED_SUMS
+        remedy = ": renormalise it with `P / P.sum(axis=1, keepdims=True)`"
         raise ValueError(
             f"`transition` must have rows that sum to one, but row {row} sums to "
-            f"{float(sums[row])!r}."
+            f"{float(sums[row])!r}{remedy if close else ''}."
         )
-    # Rows that are right up to rounding keep their digits.
+    # Rows that are exact up to rounding keep their digits.
     if misses.max() > 4 * P.shape[0] * np.finfo(float).eps:
         P = P / sums[:, None]
     return P
 
 
-def _positive_law(stationary: Any) -> np.ndarray:
+def _positive_distribution(stationary: object) -> np.ndarray:
     pi = checks.law("stationary", stationary)
     if np.any(pi == 0):
         raise ValueError(
-            "`stationary` must be positive everywhere (a token of probability zero "
+            "`stationary` must be positive everywhere (a token with probability zero "
             f"makes the chain reducible), got zero at index {int(pi.argmin())}."
         )
     return pi
@@ -292,17 +305,18 @@ def _refuse_reducible(
             )
 
 
-def _stationary_law(P: np.ndarray, block: int = 64) -> np.ndarray:
-    """The stationary law by the elimination of Grassmann, Taksar and Heyman (1985).
+def _stationary_distribution(P: np.ndarray, block: int = 64) -> np.ndarray:
+    """The stationary distribution, by the elimination of Grassmann, Taksar and
+    Heyman (1985).
 
-    States are censored one after another, from the last to the first; a censored
-    state's exits are shared out over the states that remain. No two numbers are ever
-    subtracted, so each component keeps its relative accuracy however small it is and
-    however nearly reducible or periodic the chain. The diagonal is never read: what
-    leaves a state decides, not what rounding left of what stays.
+    States are censored one by one, from the last to the first, and the exits of a
+    censored state are distributed over the remaining states. No two numbers are ever
+    subtracted, so each component keeps its relative accuracy, however small it is and
+    however close the chain is to being reducible or periodic. The diagonal is never
+    read: it is determined by the exits of a state, and would only add rounding errors.
 
-    Elimination works on blocks of states so that most of its d³/3 operations are
-    matrix products.
+    States are eliminated in blocks, so that most of the d³/3 operations are matrix
+    products.
     """
     A = P.copy()
     stop = A.shape[0]
@@ -310,7 +324,7 @@ def _stationary_law(P: np.ndarray, block: int = 64) -> np.ndarray:
         start = max(stop - block, 1)
         for k in range(stop - 1, start - 1, -1):
             A[:k, k] /= A[k, :k].sum()
-            # Only what later states of this block will read; the rest waits.
+            # Only the entries that later states of this block read; the others wait.
             A[start:k, :k] += np.outer(A[start:k, k], A[k, :k])
             A[:start, start:k] += np.outer(A[:start, k], A[k, start:k])
         A[:start, :start] += A[:start, start:stop] @ A[start:stop, :start]

@@ -6,9 +6,10 @@ chain = MarkovChain.from_tokens(tokens, vocabulary, smoothing=1e-3)
 sample = SampledContext(chain, vocabulary.encode(tokens), 16, examples=20_000)
 """
 
+from ..chains import Vocabulary as Vocabulary
 from ._texts import (
     read_text as read_text,
     tinystories as tinystories,
     wikitext2 as wikitext2,
 )
-from ._tokens import Vocabulary as Vocabulary, tokenise as tokenise
+from ._tokens import tokenise as tokenise

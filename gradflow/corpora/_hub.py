@@ -1,15 +1,15 @@
-"""The public hub, as little of it as is needed; its libraries are an extra and are
-imported when something is fetched."""
+"""Files from the public hub (huggingface.co). Its client libraries are optional and are
+imported only when something is fetched."""
 
 from collections.abc import Callable
 from itertools import islice
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 _T = TypeVar("_T")
 
 
 class HubError(Exception):
-    """Nothing came from the hub; the message is what the user might do about it."""
+    """Fetching from the hub failed; the message says what the user can do about it."""
 
 
 def parquet_texts(repository: str, name: str) -> list[str]:
@@ -34,9 +34,9 @@ def first_lines(repository: str, name: str, count: int) -> str:
     return _from_hub(fetch)
 
 
-def _opened(hub: Any, repository: str, name: str) -> Any:
-    # Not `hf_hub_download`: without network it tries again for 24 seconds, and it would
-    # fetch all of a file of which we want the first lines.
+def _opened(hub: Any, repository: str, name: str) -> IO[bytes]:
+    # Not `hf_hub_download`: without a network it retries for 24 seconds, and it fetches
+    # whole files where the first lines are enough.
     return hub.HfFileSystem().open(f"datasets/{repository}/{name}", "rb")
 
 
@@ -47,10 +47,10 @@ def _from_hub(fetch: Callable[[Any], _T]) -> _T:
         return fetch(huggingface_hub)
     except ImportError as error:
         raise HubError("install 'gradflow[hub]' to fetch it") from error
-    # The hub's clients raise errors of half a dozen libraries, and to a user they all
-    # say the same: it did not come. The cause is chained.
+    # The hub's client raises errors of half a dozen libraries, which all mean the same
+    # to a user: the file could not be fetched. The cause is chained.
     except Exception as error:
         raise HubError(
-            "try again when the public hub can be reached, which failed with "
-            f"{type(error).__name__}"
+            "try again when the public hub can be reached (it failed with "
+            f"{type(error).__name__})"
         ) from error

@@ -1,4 +1,4 @@
-"""Texts from a file, the user's cache or the public hub."""
+"""Texts from a file, from the user's cache or from the public hub."""
 
 import os
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from ._hub import HubError, first_lines, parquet_texts
 from ._tokens import tokenise
 
 FIRST_LINES = 10_000
-"""How much of TinyStories, which has two gigabytes, is read from the hub."""
+"""The number of lines of TinyStories (2 GB in all) that are fetched from the hub."""
 
 
 def read_text(path: Checked[str | os.PathLike]) -> str:
@@ -21,7 +21,7 @@ def read_text(path: Checked[str | os.PathLike]) -> str:
         raise ValueError(f"`path` must be the path of a file, got {path!r}.")
     file = Path(path)
     if not file.is_file():
-        raise FileNotFoundError(f"`path` must be a file, got '{file}', which is none.")
+        raise FileNotFoundError(f"`path` must be an existing file, got '{file}'.")
     content = file.read_bytes()
     try:
         text = content.decode("utf-8-sig")
@@ -30,12 +30,12 @@ def read_text(path: Checked[str | os.PathLike]) -> str:
         text, at = "", error.start
     if at >= 0:
         raise ValueError(
-            f"`path` must be a text in UTF-8, got '{file}', which has bytes that are "
-            f"no text at position {at:,}."
+            f"`path` must be a text file in UTF-8, got '{file}', which is not text at "
+            f"byte {at:,}."
         )
     if not text.strip():
-        raise ValueError(f"`path` must be a text, got '{file}', which is empty.")
-    # As in Python's text files, whichever system wrote them.
+        raise ValueError(f"`path` must be a text file, got '{file}', which is empty.")
+    # Line ends of any system become "\n", as in Python's text mode.
     return text.replace("\r\n", "\n")
 
 
@@ -44,15 +44,15 @@ def wikitext2(
     *,
     split: Checked[Literal["train", "valid", "test"]] = "train",
 ) -> list[str]:
-    """The tokens of WikiText-2, which are split by white space, with `"<eos>"` at the
-    end of every line.
+    """The tokens of WikiText-2, split at white space, with `"<eos>"` at the end of
+    every line.
 
     **Arguments:**
 
-    - `path`: the text, or a folder with `train.txt`, `valid.txt` and `test.txt`. By
-        default it is read from the user's cache and, if it is not there, fetched from
-        the public hub and kept there.
-    - `split`: which part of the corpus.
+    - `path`: the text file, or a folder with `train.txt`, `valid.txt` and `test.txt`.
+        By default the corpus is read from the user's cache; if it is not there, it is
+        first fetched from the public hub and cached.
+    - `split`: the part of the corpus.
     """
     _check_split(split, ("train", "valid", "test"))
     part = "validation" if split == "valid" else split
@@ -60,7 +60,7 @@ def wikitext2(
     def fetch() -> str:
         name = f"wikitext-2-v1/{part}-00000-of-00001.parquet"
         rows = parquet_texts("Salesforce/wikitext", name)
-        # On the hub a blank line is an empty row, and others end their own line.
+        # On the hub a blank line is an empty row; all other rows end in a line break.
         return "".join(row if row.endswith("\n") else row + "\n" for row in rows)
 
     text = _corpus("WikiText-2", "wikitext-2", f"{split}.txt", path, fetch)
@@ -73,16 +73,16 @@ def tinystories(
     split: Checked[Literal["train", "valid"]] = "train",
     lines: Checked[int | None] = None,
 ) -> list[str]:
-    """The tokens of TinyStories (GPT-4 version): words and punctuation marks; a story
-    ends in `"<|endoftext|>"`.
+    """The tokens of TinyStories (GPT-4 version): words and punctuation marks. Each
+    story ends in `"<|endoftext|>"`.
 
     **Arguments:**
 
-    - `path`: the text, or a folder with `train.txt` and `valid.txt`. By default it is
-        read from the user's cache and, if it is not there, its first 10,000 lines are
-        fetched from the public hub and kept there.
-    - `split`: which part of the corpus.
-    - `lines`: read only so many lines.
+    - `path`: the text file, or a folder with `train.txt` and `valid.txt`. By default
+        the corpus is read from the user's cache; if it is not there, its first 10,000
+        lines are first fetched from the public hub and cached.
+    - `split`: the part of the corpus.
+    - `lines`: the number of lines to read; by default all.
     """
     _check_split(split, ("train", "valid"))
     lines = None if lines is None else checks.whole_number("lines", lines)
@@ -119,7 +119,7 @@ def _corpus(
             text = fetch()
         except HubError as error:
             raise FileNotFoundError(
-                f"{title} is not at hand: put it at '{kept}', pass the `path` of a "
+                f"{title} was not found: put it at '{kept}', pass the `path` of a "
                 f"copy, or {error}."
             ) from error
         kept.parent.mkdir(parents=True, exist_ok=True)
@@ -128,7 +128,7 @@ def _corpus(
 
 
 def _cache() -> Path:
-    """Where corpora are kept: `GRADFLOW_CACHE`, or the system's place for caches."""
+    """The folder for corpora: in `GRADFLOW_CACHE`, or where the system keeps caches."""
     named = os.environ.get("GRADFLOW_CACHE")
     if named:
         return Path(named) / "corpora"

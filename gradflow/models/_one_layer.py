@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import equinox as eqx
 import jax
@@ -11,20 +11,18 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from .._core import checks, seeds
+from .._core import checks, machine, seeds
 from .._core.checks import Checked
 from .._core.storage import storable
 from .._core.types import AnyArray, Seed
-from ..populations import InfiniteContext, Population
+from ..populations import AbstractUnorderedPopulation, InfiniteContext
 from ._model import AbstractModel, KnownSaddle
-
-LARGEST_MODEL = 2**30
-"""Parameters that fit in memory: 8 GiB, of which a solver holds several."""
 
 
 @storable
 class OneLayerParameters(eqx.Module):
-    """W0 (d×m) embedding, WQ and WK (m×k) attention, W1 (m×d) projection."""
+    """The embedding W0 (d×m), the attention WQ and WK (m×k) and the projection W1
+    (m×d)."""
 
     W0: Float[AnyArray, "*time d m"]
     WQ: Float[AnyArray, "*time m k"]
@@ -33,23 +31,23 @@ class OneLayerParameters(eqx.Module):
 
 
 @storable
-class OneLayerTransformer(AbstractModel):
-    """One attention layer, without position code, residual, normalisation or value
-    matrix.
+class OneLayerTransformer(
+    AbstractModel[OneLayerParameters, AbstractUnorderedPopulation]
+):
+    """One attention layer, without position code, residual connection, normalisation
+    or value matrix.
 
     With M = W0 W1 and Φ = W0 WQ WKᵀ W0ᵀ, a context whose last token is i and in which
     token j occurs n_j times attends to token j with total weight
     a_j ∝ n_j exp(Φ[i, j]), and its logits are Σ_j a_j M[j].
     """
 
-    reads: ClassVar = Population
-
     vocabulary: int = eqx.field(static=True)
-    """d, the number of tokens."""
+    """The number of tokens, d."""
     width: int = eqx.field(static=True)
-    """m, the width of the embedding."""
+    """The width of the embedding, m."""
     head_width: int = eqx.field(static=True)
-    """k, the width of the attention head."""
+    """The width of the attention head, k."""
 
     def __init__(
         self,
@@ -57,6 +55,12 @@ class OneLayerTransformer(AbstractModel):
         width: Checked[int],
         head_width: Checked[int | None] = None,
     ):
+        """**Arguments:**
+
+        - `vocabulary`: the number of tokens d.
+        - `width`: the width m of the embedding.
+        - `head_width`: the width k of the attention head, by default m.
+        """
         self.vocabulary = checks.whole_number("vocabulary", vocabulary)
         self.width = checks.whole_number("width", width)
         self.head_width = (
@@ -66,15 +70,20 @@ class OneLayerTransformer(AbstractModel):
         )
 
         count = sum(rows * columns for rows, columns in self.shapes.values())
-        if count > LARGEST_MODEL:
-            raise ValueError(
-                f"`vocabulary` = {self.vocabulary}, `width` = {self.width} and "
-                f"`head_width` = {self.head_width} make {count:,} parameters; the "
-                f"limit is {LARGEST_MODEL:,}."
-            )
+        machine.refuse_beyond(
+            f"A model with {count:,} parameters",
+            8 * count,
+            f"`vocabulary` = {self.vocabulary}, `width` = {self.width} and "
+            f"`head_width` = {self.head_width}",
+        )
+
+    @property
+    def reads(self) -> type[AbstractUnorderedPopulation]:
+        return AbstractUnorderedPopulation
 
     @property
     def shapes(self) -> dict[str, tuple[int, int]]:
+        """The shape of each parameter array."""
         d, m, k = self.vocabulary, self.width, self.head_width
         return {"W0": (d, m), "WQ": (m, k), "WK": (m, k), "W1": (m, d)}
 
@@ -95,7 +104,9 @@ class OneLayerTransformer(AbstractModel):
             "embedding_coordinates": ("token", "direction"),
         }
 
-    def stage_theory(self, population: Any) -> Literal["directions"]:
+    def stage_theory(
+        self, population: AbstractUnorderedPopulation
+    ) -> Literal["directions"]:
         return "directions"
 
     def init(self, seed: Seed, scale: float) -> OneLayerParameters:
@@ -105,19 +116,18 @@ class OneLayerTransformer(AbstractModel):
             **{k: scale * x for k, x in zip(self.shapes, noise, strict=True)}
         )
 
-    def check(self, params: Any) -> None:
-        """Refuse parameters that are not this model's."""
+    def check(self, params: object) -> None:
         checks.parameters_of(OneLayerParameters, self.shapes, params)
 
     def context_attention(
-        self, params: OneLayerParameters, population: Population
+        self, params: OneLayerParameters, population: AbstractUnorderedPopulation
     ) -> Float[AnyArray, "contexts d"]:
-        """a[c, j], the attention that context c pays to all occurrences of token j."""
+        """a[c, j], the attention of context c to all occurrences of token j."""
         queries, keys = params.W0 @ params.WQ, params.W0 @ params.WK
         return population.attention(queries @ keys.T)
 
     def logits(
-        self, params: OneLayerParameters, population: Population
+        self, params: OneLayerParameters, population: AbstractUnorderedPopulation
     ) -> Float[AnyArray, "contexts d"]:
         attention = self.context_attention(params, population)
         # (A W0) W1 and never A (W0 W1): d×d products cost most where d is large.
@@ -144,13 +154,13 @@ class OneLayerTransformer(AbstractModel):
     def conserved_terms(
         self, params: OneLayerParameters
     ) -> dict[str, Float[AnyArray, "terms ..."]]:
-        """Terms, stacked, whose sums the flow keeps constant, for any population.
+        """The terms of each conserved quantity, stacked along the first axis. Each
+        follows from a transformation that leaves the loss unchanged:
 
-        - `embedding_balance`: W0ᵀW0 - W1W1ᵀ - WQWQᵀ - WKWKᵀ (m×m), as the loss does
-            not see W0 → W0 R, (W1, WQ, WK) → R⁻¹(W1, WQ, WK);
-        - `attention_balance`: WQᵀWQ - WKᵀWK (k×k), as it does not see WQ → WQ S,
-            WK → WK S⁻ᵀ;
-        - `projection_sum`: W1·1 (m), as it does not see a constant added to all logits.
+        - `embedding_balance`: W0ᵀW0 - W1W1ᵀ - WQWQᵀ - WKWKᵀ (m×m), from W0 → W0 R,
+            (W1, WQ, WK) → R⁻¹(W1, WQ, WK);
+        - `attention_balance`: WQᵀWQ - WKᵀWK (k×k), from WQ → WQ S, WK → WK S⁻ᵀ;
+        - `projection_sum`: W1·1 (m), from adding a constant to all logits.
         """
         W0, WQ, WK, W1 = params.W0, params.WQ, params.WK, params.W1
         return {
@@ -162,8 +172,8 @@ class OneLayerTransformer(AbstractModel):
         }
 
     def symmetry_generators(self, params: OneLayerParameters) -> OneLayerParameters:
-        """How `params` move, to first order, under the rotations that the loss and the
-        flow do not see: one row for each plane of R^m and then of R^k.
+        """The directions in which rotations that leave the loss unchanged move
+        `params`: one row for each coordinate plane of R^m and then of R^k.
 
             W0 → W0 R, (W1, WQ, WK) → Rᵀ(W1, WQ, WK);   (WQ, WK) → (WQ, WK) S
         """
@@ -171,7 +181,9 @@ class OneLayerTransformer(AbstractModel):
         X, Y = _rotations(self.width), _rotations(self.head_width)
         still = len(Y)
 
-        def rows(by_X: Any, by_Y: Any) -> Any:
+        def rows(
+            by_X: Float[AnyArray, "..."], by_Y: Float[AnyArray, "..."]
+        ) -> Float[Array, "..."]:
             return jnp.concatenate([by_X, by_Y])
 
         return OneLayerParameters(
@@ -181,36 +193,38 @@ class OneLayerTransformer(AbstractModel):
             W1=rows(-X @ W1, jnp.zeros((still, *W1.shape))),
         )
 
-    def known_saddles(self, population: Population) -> list[KnownSaddle]:
-        """The saddles that the theory has in closed form, for infinite context.
+    def known_saddles(
+        self, population: AbstractUnorderedPopulation
+    ) -> list[KnownSaddle]:
+        """The saddles that theory gives in closed form, for infinite context.
 
-        - θ⁰ = 0: it is left at rate ‖π‖·‖π - 1/d‖, in m directions;
+        - θ⁰ = 0: the flow leaves it at rate ‖π‖·‖π - 1/d‖, in m directions;
         - θ¹ on the condensed ray, W0 = γαᵀ, W1 = αβᵀ with γ = gπ/‖π‖, β = c/(g‖π‖),
           c = log π - mean(log π), g² = ‖c‖/‖π‖: the attention grows at rate |κ|, in k
           directions, κ = [Σ_i π_i γ_i ((P - 1πᵀ)β)_i]·Var_π(γ).
 
         For uniform π there are none.
         """
-        law = np.asarray(population.chain.stationary)
-        uniform = np.linalg.norm(law - 1 / len(law))
+        pi = np.asarray(population.chain.stationary)
+        uniform = np.linalg.norm(pi - 1 / len(pi))
         if not isinstance(population, InfiniteContext) or uniform < 1e-12:
             return []
-        size = np.linalg.norm(law)
-        c = np.log(law) - np.mean(np.log(law))
+        size = np.linalg.norm(pi)
+        c = np.log(pi) - np.mean(np.log(pi))
         g = np.sqrt(np.linalg.norm(c) / size)
-        gamma, beta = g * law / size, c / (g * size)
-        contrast = np.asarray(population.chain.transition) @ beta - law @ beta
-        kappa = (law @ (gamma * contrast)) * (law @ gamma**2 - (law @ gamma) ** 2)
-        entropy = float(-law @ np.log(law))
+        gamma, beta = g * pi / size, c / (g * size)
+        contrast = np.asarray(population.chain.transition) @ beta - pi @ beta
+        kappa = (pi @ (gamma * contrast)) * (pi @ gamma**2 - (pi @ gamma) ** 2)
+        entropy = float(-pi @ np.log(pi))
         return [
-            KnownSaddle("θ⁰", math.log(len(law)), float(size * uniform), self.width),
+            KnownSaddle("θ⁰", math.log(len(pi)), float(size * uniform), self.width),
             KnownSaddle("θ¹", entropy, abs(float(kappa)), self.head_width),
         ]
 
     def observables(
-        self, population: Population
+        self, population: AbstractUnorderedPopulation
     ) -> dict[str, Callable[[OneLayerParameters], Float[AnyArray, "..."]]]:
-        """What the paper plots, each a function of the parameters."""
+        """The quantities that the paper plots, as functions of the parameters."""
         pi = population.chain.stationary
 
         def attention(params: OneLayerParameters) -> Float[AnyArray, "d d"]:
@@ -229,8 +243,10 @@ class OneLayerTransformer(AbstractModel):
         def attention_mass(params: OneLayerParameters) -> Float[AnyArray, " d"]:
             return population.weights @ self.context_attention(params, population)
 
-        def factors_W0(params: OneLayerParameters) -> tuple[Any, Any]:
-            # The same for all who ask: compiled together, they share it.
+        def factors_W0(
+            params: OneLayerParameters,
+        ) -> tuple[Float[Array, "d r"], Float[Array, " r"]]:
+            # Observables that are compiled together share this computation.
             U, s, _ = jnp.linalg.svd(params.W0, full_matrices=False)
             return U, s
 
@@ -240,7 +256,8 @@ class OneLayerTransformer(AbstractModel):
 
         def coordinates(params: OneLayerParameters) -> Float[AnyArray, "d r"]:
             U, s = factors_W0(params)
-            # A singular vector's sign is free: make its largest entry positive.
+            # The sign of a singular vector is arbitrary: make its largest entry
+            # positive.
             largest = jnp.take_along_axis(
                 U, jnp.argmax(jnp.abs(U), axis=0)[None], axis=0
             )
@@ -274,9 +291,13 @@ class OneLayerTransformer(AbstractModel):
 def _noise(
     key: PRNGKeyArray, shapes: tuple[tuple[int, ...], ...]
 ) -> list[Float[Array, "..."]]:
-    """Arrays of these shapes, with entries of law N(0, 1), each from a key of its own.
-    Drawn as one, as long as the longest needs, since a draw takes longer to compile
-    than to make; a number depends on its key and its place, not on how many follow."""
+    """Arrays of these shapes with entries distributed as N(0, 1), each from its own
+    key.
+
+    They are drawn together, with the size of the largest, since a draw takes longer to
+    compile than to run. Each number depends only on its key and its place, not on the
+    size of the draw.
+    """
     keys = jax.random.split(key, len(shapes))
     sizes = [math.prod(shape) for shape in shapes]
     draw = functools.partial(jax.random.normal, shape=(max(sizes),), dtype=jnp.float64)

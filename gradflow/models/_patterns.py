@@ -1,4 +1,4 @@
-"""What several heads are to learn, and who holds how much of it."""
+"""The patterns that several heads learn, and the share of each head in them."""
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -8,11 +8,11 @@ from jaxtyping import Float
 from .._core.types import AnyArray
 
 PARALLEL = 1e-9
-"""Columns whose directions differ by less are one."""
+"""Columns whose directions differ by less belong to one pattern."""
 
 
 class Patterns(eqx.Module):
-    """Patterns G_j = A_j ⊗ α_j, of which the target is the sum."""
+    """Patterns G_j = A_j ⊗ α_j, whose sum is the target."""
 
     features: Float[AnyArray, "patterns features"]
     """A_j."""
@@ -21,8 +21,8 @@ class Patterns(eqx.Module):
 
     @staticmethod
     def of_columns(G: Float[np.ndarray, "features positions"]) -> "Patterns":
-        """Columns of one direction are a pattern, the strongest first; columns of zeros
-        belong to none."""
+        """The patterns of a matrix: columns in one direction form a pattern, and
+        columns of zeros belong to none. The strongest pattern comes first."""
         size = np.linalg.norm(G, axis=0)
         left = [i for i in range(len(size)) if size[i] > PARALLEL * size.max()]
         found = []
@@ -46,8 +46,8 @@ class Patterns(eqx.Module):
         V: Float[AnyArray, "heads features"],
         s: Float[AnyArray, "heads positions"],
     ) -> Float[AnyArray, "heads patterns"]:
-        """What each head adds to the coefficients of Ĝ = Σ_k V_k ⊗ s_k in the patterns,
-        by orthogonal projection."""
+        """The contribution of each head to the coefficients of Ĝ = Σ_k V_k ⊗ s_k in the
+        patterns, by orthogonal projection."""
         A, alpha = jnp.asarray(self.features), jnp.asarray(self.positions)
         inner = (A @ A.T) * (alpha @ alpha.T)
         return (V @ A.T) * (s @ alpha.T) @ jnp.linalg.pinv(inner, hermitian=True)

@@ -1,7 +1,7 @@
 """The minimal student of *Incremental Learning of Sparse Attention Patterns*."""
 
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import equinox as eqx
 import jax
@@ -12,43 +12,55 @@ from .._core import checks, seeds
 from .._core.checks import Checked
 from .._core.storage import storable
 from .._core.types import AnyArray, Seed
-from ..populations import ContextsOfChain, Positional
+from ..populations import AbstractChainWindows, AbstractWindowPopulation
 from ._model import AbstractModel
 from ._patterns import Patterns
 
 
 @storable
 class PositionalHeadsParameters(eqx.Module):
-    """Scores a (heads × lags) and value matrices V (heads × d × d)."""
+    """The scores a (heads × lags) and the value matrices V (heads × d × d)."""
 
     a: Float[AnyArray, "*time heads lags"]
     V: Float[AnyArray, "*time heads d d"]
 
 
 @storable
-class PositionalHeads(AbstractModel):
-    """Heads that attend to positions, not to tokens: with s_k = softmax(a_k),
+class PositionalHeads(
+    AbstractModel[PositionalHeadsParameters, AbstractWindowPopulation]
+):
+    """Heads that attend to positions instead of tokens: with s_k = softmax(a_k),
 
     logits = Σ_k V_k Σ_i s_k[i] x_{t-i}.
     """
 
-    reads: ClassVar = Positional
-
     vocabulary: int = eqx.field(static=True)
-    """d, the number of tokens."""
+    """The number of tokens, d."""
     lags: int = eqx.field(static=True)
-    """w, how many tokens back a head sees."""
+    """The number of tokens that a head sees, w."""
     heads: int = eqx.field(static=True)
+    """The number of heads."""
 
     def __init__(
         self, vocabulary: Checked[int], lags: Checked[int], heads: Checked[int]
     ):
+        """**Arguments:**
+
+        - `vocabulary`: the number of tokens d.
+        - `lags`: the number of tokens w that a head sees.
+        - `heads`: the number of heads.
+        """
         self.vocabulary = checks.whole_number("vocabulary", vocabulary)
         self.lags = checks.whole_number("lags", lags)
         self.heads = checks.whole_number("heads", heads)
 
     @property
+    def reads(self) -> type[AbstractWindowPopulation]:
+        return AbstractWindowPopulation
+
+    @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of each parameter array."""
         d = self.vocabulary
         return {"a": (self.heads, self.lags), "V": (self.heads, d, d)}
 
@@ -67,37 +79,39 @@ class PositionalHeads(AbstractModel):
             "pattern_shares": ("head", "block"),
         }
 
-    def stage_theory(self, population: Any) -> Literal["patterns", "speed"]:
+    def stage_theory(
+        self, population: AbstractWindowPopulation
+    ) -> Literal["patterns", "speed"]:
         # Only the blocks of a chain define patterns to acquire.
-        return "patterns" if isinstance(population, ContextsOfChain) else "speed"
+        return "patterns" if isinstance(population, AbstractChainWindows) else "speed"
 
     def init(self, seed: Seed, scale: float) -> PositionalHeadsParameters:
-        """Zero values and scores distributed as N(0, scale²)."""
+        """Values of zero and scores distributed as N(0, scale²)."""
         key = seeds.jax_key("seed", seed)
         noise = jax.random.normal(key, self.shapes["a"], jnp.float64)
         return PositionalHeadsParameters(
             a=scale * noise, V=jnp.zeros(self.shapes["V"], jnp.float64)
         )
 
-    def check(self, params: Any) -> None:
-        """Refuse parameters that are not this model's."""
+    def check(self, params: object) -> None:
         checks.parameters_of(PositionalHeadsParameters, self.shapes, params)
 
-    def check_population(self, population: Positional) -> None:
-        """Refuse a population that this model cannot read."""
+    def check_population(self, population: AbstractWindowPopulation) -> None:
+        """Raise a `ValueError` if the windows have another length."""
         if population.lags != self.lags:
             raise ValueError(
-                f"`model` sees {self.lags} lags and `population` has windows of "
-                f"{population.lags}."
+                f"`model` and `population` must have the same lags: `model` sees "
+                f"{self.lags} lags and `population` has windows of {population.lags}."
             )
 
     def attention(
         self, params: PositionalHeadsParameters
     ) -> Float[AnyArray, "heads lags"]:
+        """s_k[i], the attention of head k to lag i+1."""
         return jax.nn.softmax(params.a, axis=-1)
 
     def logits(
-        self, params: PositionalHeadsParameters, population: Positional
+        self, params: PositionalHeadsParameters, population: AbstractWindowPopulation
     ) -> Float[AnyArray, "contexts d"]:
         return population.one_hot @ self.table(params).reshape(-1, self.vocabulary)
 
@@ -111,8 +125,8 @@ class PositionalHeads(AbstractModel):
         tokens: Int[Array, " s"],
         positions: Literal["last", "all"],
     ) -> Float[Array, "predictions d"]:
-        """Position t attends to u with score a_k[t-u], for t-u < w, from the first
-        position on that has w tokens to see:
+        """Position t attends to u with score a_k[t-u], for t-u < w. The first
+        prediction is made at the first position that sees w tokens:
 
             logits_t = Σ_k Σ_u softmax_u( a_k[t-u] ) V_k x_u.
         """
@@ -128,26 +142,25 @@ class PositionalHeads(AbstractModel):
         return jnp.einsum("ktu,kuy->ty", attention, values)
 
     def table(self, params: PositionalHeadsParameters) -> Float[AnyArray, "lags d d"]:
-        """What token x at lag i adds to the logit of y, by i, x and y."""
+        """The contribution of token x at lag i to the logit of y, by i, x, y."""
         return jnp.einsum("ki,kyx->ixy", self.attention(params), params.V)
 
     def conserved_terms(
         self, params: PositionalHeadsParameters
     ) -> dict[str, Float[AnyArray, "terms ..."]]:
-        """Terms, stacked, whose sums the flow keeps constant, for any population.
+        """The terms of each conserved quantity, stacked along the first axis. Each
+        follows from a transformation that leaves the loss unchanged:
 
-        - `score_sum`: Σ_i a_k[i] of each head, as the loss does not see a constant
-            added to its scores;
-        - `value_sum`: Σ_y V_k[y, x] of each head and token x, as the loss does not see
-            a constant added to all logits.
+        - `score_sum`: Σ_i a_k[i] of each head, from adding a constant to its scores;
+        - `value_sum`: Σ_y V_k[y, x] of each head and token x, from adding a constant to
+            all logits.
         """
         return {"score_sum": params.a.T, "value_sum": jnp.moveaxis(params.V, 1, 0)}
 
     def observables(
-        self, population: Positional
+        self, population: AbstractWindowPopulation
     ) -> dict[str, Callable[[PositionalHeadsParameters], Any]]:
-        """What the paper plots, each a function of the parameters."""
-
+        """The quantities that the paper plots, as functions of the parameters."""
         known: dict[str, Callable[[PositionalHeadsParameters], Any]] = {
             "attention": self.attention,
             "value_norms": lambda p: jnp.sqrt(jnp.sum(p.V**2, axis=(1, 2))),
@@ -155,27 +168,27 @@ class PositionalHeads(AbstractModel):
                 p.V.reshape(self.heads, -1), self.attention(p)
             ),
         }
-        if isinstance(population, ContextsOfChain):
+        if isinstance(population, AbstractChainWindows):
             known |= self._observables_of_chain(population)
         return known
 
     def _observables_of_chain(
-        self, population: ContextsOfChain
+        self, population: AbstractChainWindows
     ) -> dict[str, Callable[[PositionalHeadsParameters], Any]]:
-        """How far the student has got with its teacher.
+        """The progress of the student towards its teacher, the chain.
 
         - `attention_to_blocks` (heads × blocks): Σ_{i ∈ I(j)} s_k[i];
         - `value_coordinates` (heads × blocks): ⟨V_k, A_j⟩/‖A_j‖²;
-        - `ladder` (blocks): the mean over contexts of KL(T_j ‖ student), T_j the
-            teacher restricted to its j strongest blocks;
-        - `rung`: the j of the nearest;
-        - `block_loss` (blocks): by how much the loss would fall if what the student
-            computes from the lags of a block were what the teacher does. For a squared
-            error and independent tokens these are the parts of the loss;
-        - `pattern_shares` (heads × blocks): what each head adds to the coefficient of
-            A_j ⊗ α_j in Σ_k V_k ⊗ s_k, by projection on all of them. What is the same
-            for all next tokens, or for all tokens read, the loss does not see, and it
-            is left out.
+        - `ladder` (blocks): the mean over contexts of KL(T_j ‖ student), where T_j is
+            the teacher with only its j strongest blocks;
+        - `rung`: the j of the smallest of these;
+        - `block_loss` (blocks): the decrease of the loss if the student's contribution
+            from the lags of a block were replaced by the teacher's. For a squared error
+            and independent tokens these are the parts of the loss;
+        - `pattern_shares` (heads × blocks): the contribution of each head to the
+            coefficient of A_j ⊗ α_j in Σ_k V_k ⊗ s_k, by projection on all of them.
+            Parts that are the same for all next tokens, or for all tokens read, do not
+            affect the loss and are left out.
         """
         chain = population.chain
         member = jnp.where(jnp.asarray(chain.pattern) > 0, 1.0, 0.0)
@@ -183,8 +196,8 @@ class PositionalHeads(AbstractModel):
         surprise = jnp.sum(teachers * jnp.log(teachers), axis=-1)
 
         def ladder(params: PositionalHeadsParameters) -> Float[AnyArray, " blocks"]:
-            log_law = jax.nn.log_softmax(self.logits(params, population))
-            cross = jnp.einsum("jcy,cy->jc", teachers, log_law)
+            log_p = jax.nn.log_softmax(self.logits(params, population))
+            cross = jnp.einsum("jcy,cy->jc", teachers, log_p)
             return (surprise - cross) @ mean
 
         mean = population.weights
@@ -192,8 +205,8 @@ class PositionalHeads(AbstractModel):
 
         def loss_of(table: Float[AnyArray, "lags d d"]) -> Float[AnyArray, ""]:
             logits = population.one_hot @ table.reshape(-1, self.vocabulary)
-            log_law = jax.nn.log_softmax(logits)
-            return -mean @ jnp.sum(population.targets * log_law, axis=1)
+            log_p = jax.nn.log_softmax(logits)
+            return -mean @ jnp.sum(population.targets * log_p, axis=1)
 
         def block_loss(params: PositionalHeadsParameters) -> Float[AnyArray, " blocks"]:
             table = self.table(params)
@@ -230,7 +243,7 @@ class PositionalHeads(AbstractModel):
 def head_overlap(
     V: Float[AnyArray, "heads features"], s: Float[AnyArray, "heads positions"]
 ) -> Float[AnyArray, "heads heads"]:
-    """The cosine of V_j ⊗ s_j and V_k ⊗ s_k; one where neither has a value yet."""
+    """The cosine of V_j ⊗ s_j and V_k ⊗ s_k; one where either of them is zero."""
     inner = (V @ V.T) * (s @ s.T)
     size = jnp.sqrt(jnp.diag(inner))
     product = size[:, None] * size[None, :]

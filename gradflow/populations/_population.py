@@ -1,7 +1,7 @@
-"""What all populations have in common."""
+"""The interface through which models and losses read every population."""
 
 import math
-from typing import Any, ClassVar
+from abc import abstractmethod
 
 import equinox as eqx
 import jax
@@ -14,20 +14,42 @@ from .._core.types import AnyArray
 
 
 class AbstractPopulation(eqx.Module):
-    """A weighted list of contexts, each with the law of the token after it."""
+    """A weighted list of contexts c, each with the distribution T[c, ·] of the token
+    after it."""
 
     weights: AbstractVar[Float[np.ndarray, " contexts"]]
     """w_c, the probability of each context; they sum to one."""
-    targets: AbstractVar[Float[np.ndarray, "contexts d"]]
-    """T[c, ·], the law of the next token."""
 
-    # A sample has a field of this name; to other populations it is no field at all.
-    source: ClassVar[Any] = None
-    """Of a sample, the population that it was drawn from, where that is known."""
+    @property
+    @abstractmethod
+    def vocabulary(self) -> int:
+        """The number of tokens, d."""
 
-    # So has one of contexts that hold few of all tokens.
-    lists: ClassVar[Any] = None
-    """Of some samples, contexts and targets as `ShortLists`, by which they are read."""
+    @property
+    @abstractmethod
+    def unigram(self) -> Float[np.ndarray, " d"]:
+        """Σ_c w_c T[c, ·], the distribution of the next token over all contexts."""
+
+    @abstractmethod
+    def cross_entropy(
+        self, log_probabilities: Float[AnyArray, "contexts d"]
+    ) -> Float[AnyArray, ""]:
+        """- Σ_c w_c Σ_y T[c, y] log_probabilities[c, y]."""
+
+    @property
+    @abstractmethod
+    def entropy(self) -> Float[AnyArray, ""]:
+        """Σ_c w_c H(T_c), a lower bound of every loss over these contexts."""
+
+    @property
+    def size(self) -> int:
+        """The number of contexts."""
+        return self.weights.shape[0]
+
+    @property
+    def sampled_from(self) -> "AbstractPopulation | None":
+        """The population that this one is a sample of, if it is known."""
+        return None
 
     @property
     def token_labels(self) -> tuple[str, ...] | None:
@@ -36,45 +58,41 @@ class AbstractPopulation(eqx.Module):
 
     @property
     def token_frequencies(self) -> Float[np.ndarray, " d"] | None:
-        """The stationary probability of each token, where a chain defines it."""
+        """The stationary probability of each token, if a chain defines it."""
         return None
 
     @property
     def baselines(self) -> dict[str, float]:
         """The exact losses of simple predictors, by name: the uniform one, and the best
         one that ignores the context."""
-        unigram = np.asarray(self.weights) @ np.asarray(self.targets)
+        unigram = self.unigram
         seen = unigram[unigram > 0]
         return {
             "uniform": math.log(self.vocabulary),
             "best unigram": float(-seen @ np.log(seen)),
         }
 
-    @property
-    def size(self) -> int:
-        """The number of contexts."""
-        return self.weights.shape[0]
+
+class AbstractDensePopulation(AbstractPopulation):
+    """A population whose targets are stored as one table over all tokens."""
+
+    targets: AbstractVar[Float[np.ndarray, "contexts d"]]
+    """T[c, ·], the distribution of the next token."""
 
     @property
     def vocabulary(self) -> int:
-        """The number of tokens, d."""
-        if self.lists is not None:
-            return self.lists.vocabulary
         return self.targets.shape[1]
 
+    @property
+    def unigram(self) -> Float[np.ndarray, " d"]:
+        return np.asarray(self.weights) @ np.asarray(self.targets)
+
     def cross_entropy(
-        self, log_law: Float[AnyArray, "contexts d"]
+        self, log_probabilities: Float[AnyArray, "contexts d"]
     ) -> Float[AnyArray, ""]:
-        """- Σ_c w_c Σ_y T[c, y] log_law[c, y]."""
-        if self.lists is not None:
-            return -self.lists.mean(log_law)
-        return self.weights @ -jnp.sum(self.targets * log_law, axis=1)
+        return self.weights @ -jnp.sum(self.targets * log_probabilities, axis=1)
 
     @property
     def entropy(self) -> Float[AnyArray, ""]:
-        """Σ_c w_c H(T_c), below which no loss over these contexts can fall."""
-        if self.lists is not None:
-            shares = jnp.asarray(self.lists.shares)
-            return -shares @ jnp.log(shares / self.weights[self.lists.rows])
         T = jnp.asarray(self.targets)
         return -jnp.sum(self.weights * jnp.sum(jax.scipy.special.xlogy(T, T), axis=1))

@@ -1,4 +1,4 @@
-"""Losses, and what is known about them."""
+"""Losses, and everything that is known about them."""
 
 from ._descent import descent as descent
 from ._loss import (

@@ -1,4 +1,4 @@
-"""The velocity of a flow and the power it releases."""
+"""The velocity of a gradient flow and the rate at which the loss falls along it."""
 
 import jax
 import jax.numpy as jnp

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, PyTree
 
 from .._core import checks
 from .._core.checks import Checked
-from .._core.types import AnyArray, Scalar
+from .._core.types import AnyArray, Scalar, Seed
 from ..models import KnownSaddle
 
 Observable = Callable[[PyTree], PyTree]
@@ -21,7 +21,7 @@ Observable = Callable[[PyTree], PyTree]
 StageTheory = Literal["speed", "directions", "patterns"]
 
 RESERVED_NAMES = ("ts", "loss", "speed")
-"""Names that every flow uses itself, so that no observable may have them."""
+"""Names that every flow uses itself and that no observable may have."""
 
 
 class AbstractLoss(eqx.Module):
@@ -36,7 +36,7 @@ class AbstractLoss(eqx.Module):
     def __call__(self, params: PyTree) -> Scalar:
         """L(θ), a real scalar."""
 
-    def init(self, seed: Any = 0, scale: Checked[float] = 1e-3) -> PyTree:
+    def init(self, seed: Checked[Seed] = 0, scale: Checked[float] = 1e-3) -> PyTree:
         """Random initial parameters of the given scale."""
         raise ValueError(
             f"{type(self).__name__} does not know how to initialise its parameters: "
@@ -186,14 +186,14 @@ class Loss(AbstractLoss):
 
 
 class UnknownLoss(AbstractLoss):
-    """Stands for a loss that is not at hand, as after loading a flow of a user's own
-    function: nothing is known about it."""
+    """Stands for a loss that is not available, for example after loading the flow of a
+    plain function. Nothing is known about it."""
 
     def __call__(self, params: PyTree) -> Scalar:
-        raise ValueError("this flow was loaded without its loss.")
+        raise ValueError("This flow was loaded without its loss.")
 
 
-def as_loss(loss: Any, name: str = "loss") -> AbstractLoss:
+def as_loss(loss: object, name: str = "loss") -> AbstractLoss:
     """`loss` as an `AbstractLoss`; a plain callable is wrapped. This is the door
     through which every loss enters the library."""
     if isinstance(loss, AbstractLoss):
@@ -219,7 +219,7 @@ def checked_loss(
     return loss
 
 
-def _described(value: Any) -> str:
+def _described(value: object) -> str:
     if isinstance(value, type):
         return f"the class {value.__name__}"
     return type(value).__name__

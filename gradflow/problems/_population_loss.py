@@ -1,7 +1,7 @@
-"""The cross-entropy of a population, whatever computes the logits."""
+"""The cross-entropy over a population, for any map from parameters to logits."""
 
 from abc import abstractmethod
-from typing import Any
+from typing import Generic, TypeVar
 
 import jax
 import numpy as np
@@ -15,14 +15,16 @@ from ..populations import AbstractPopulation
 from ._loss import AbstractLoss, Observable
 from ._products import with_plain_products
 
+Population = TypeVar("Population", bound=AbstractPopulation)
 
-class AbstractPopulationLoss(AbstractLoss):
-    """The cross-entropy of a population,
+
+class AbstractPopulationLoss(AbstractLoss, Generic[Population]):
+    """The cross-entropy over a population,
 
     L(θ) = - Σ_c w_c Σ_y T[c, y] log softmax(logits_c(θ))_y.
     """
 
-    population: AbstractVar[AbstractPopulation]
+    population: AbstractVar[Population]
 
     @abstractmethod
     def logits(self, params: PyTree) -> Float[AnyArray, "contexts d"]:
@@ -34,7 +36,7 @@ class AbstractPopulationLoss(AbstractLoss):
 
     @abstractmethod
     def _model_observables(self) -> dict[str, Observable]:
-        """The observables beside the excess loss."""
+        """All observables except the excess loss."""
 
     def __call__(self, params: PyTree) -> Float[AnyArray, ""]:
         return self.population.cross_entropy(jax.nn.log_softmax(self.logits(params)))
@@ -48,7 +50,7 @@ class AbstractPopulationLoss(AbstractLoss):
 
         **Arguments:**
 
-        - `seed`: a whole number or a `jax.random.key`.
+        - `seed`: an integer or a `jax.random.key`.
         - `scale`: the standard deviation ε.
         """
         seed = seeds.check("seed", seed)
@@ -75,7 +77,7 @@ class AbstractPopulationLoss(AbstractLoss):
 
     @property
     def observables(self) -> dict[str, Observable]:
-        """Functions of the parameters that show what training does, by name."""
+        """Functions of the parameters that describe the training, by name."""
 
         def excess_loss(params: PyTree) -> Float[AnyArray, ""]:
             return self(params) - self.population.entropy
@@ -83,7 +85,7 @@ class AbstractPopulationLoss(AbstractLoss):
         return {"excess_loss": excess_loss, **self._model_observables()}
 
 
-def check_population(population: Any) -> None:
+def check_population(population: object) -> None:
     """Raise a `ValueError` if `population` is not a population."""
     if not isinstance(population, AbstractPopulation):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""A model on a population: the loss whose flow is integrated."""
+"""The loss of a model on a population."""
 
 from typing import Any
 
@@ -8,29 +8,29 @@ from .._core.checks import Checked
 from .._core.storage import storable
 from .._core.types import AnyArray, Seed
 from ..models import AbstractModel, KnownSaddle
-from ..populations import AbstractPopulation, Population, Positional
+from ..populations import AbstractPopulation, AbstractUnorderedPopulation
 from ._loss import Observable, StageTheory
 from ._population_loss import AbstractPopulationLoss, check_population
 
 
 @storable
-class Problem(AbstractPopulationLoss):
+class Problem(AbstractPopulationLoss[Any]):
     """The population loss of a model,
 
         L(θ) = - Σ_c w_c Σ_y T[c, y] log softmax(logits_c(θ))_y,
 
-    as a callable on the model's parameters, which also knows how to initialise them,
-    how low it can get, what its flow conserves and what is worth watching.
+    as a callable on the model's parameters. It also knows how to initialise them, its
+    lower bound, the quantities that its flow conserves, and its observables.
     """
 
-    # What a problem's model and population have beside what every such has depends on
-    # their kinds, which no type checker follows through here.
+    # `Any`, since users read attributes that only some kinds of model and population
+    # have (`problem.model.width`, `problem.population.chain`).
     model: Any
     """An `AbstractModel`."""
     population: Any
     """An `AbstractPopulation` of the kind that the model reads."""
 
-    # Spelt out as to a type checker the base class's field would come first.
+    # Written out because type checkers put the field of the base class first.
     def __init__(
         self,
         model: Checked[AbstractModel],
@@ -47,15 +47,17 @@ class Problem(AbstractPopulationLoss):
                 f"{type(self.model).__name__}."
             )
         if not isinstance(self.population, self.model.reads):
-            reads = {Population: "without positions", Positional: "with positions"}
+            unordered = issubclass(self.model.reads, AbstractUnorderedPopulation)
             raise ValueError(
-                f"`population` must be one {reads[self.model.reads]} for a "
-                f"{type(self.model).__name__}, got {type(self.population).__name__}."
+                f"`population` must be one {'without' if unordered else 'with'} "
+                f"positions for a {type(self.model).__name__}, got "
+                f"{type(self.population).__name__}."
             )
         if self.model.vocabulary != self.population.vocabulary:
             raise ValueError(
-                f"`model` has a vocabulary of {self.model.vocabulary} tokens and "
-                f"`population` one of {self.population.vocabulary}."
+                "`model` and `population` must have the same tokens: `model` has a "
+                f"vocabulary of {self.model.vocabulary} tokens and `population` one of "
+                f"{self.population.vocabulary}."
             )
         self.model.check_population(self.population)
 
@@ -64,12 +66,12 @@ class Problem(AbstractPopulationLoss):
 
     @property
     def known_saddles(self) -> list[KnownSaddle]:
-        """The saddles of this loss that theory has in closed form."""
+        """The saddles of this loss that theory gives in closed form."""
         return self.model.known_saddles(self.population)
 
     def symmetry_generators(self, params: PyTree) -> PyTree | None:
-        """How `params` move under the symmetries of the loss that are known, one row
-        for each; None where none is."""
+        """The directions in which the known symmetries of the loss move `params`, one
+        row each; None if no symmetry is known."""
         return self.model.symmetry_generators(params)
 
     def check(self, params: PyTree) -> None:
@@ -94,10 +96,10 @@ class Problem(AbstractPopulationLoss):
 
     def _model_observables(self) -> dict[str, Observable]:
         known = self.model.observables(self.population)
-        source = self.population.source
+        source = self.population.sampled_from
         if source is None:
             return known
-        # Of a sample: what was learned is judged by what it was drawn from.
+        # A sample is judged by the population that it was drawn from.
         whole = Problem(self.model, source)
         return known | self.model.observables(source) | {"population_loss": whole}
 

@@ -1,4 +1,4 @@
-"""The rank-one reduction of the one-layer Transformer: its flow in 2d+2 numbers."""
+"""The rank-one reduction of the one-layer Transformer: a flow in 2d+2 numbers."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,17 +14,17 @@ from .._core.checks import Checked
 from .._core.storage import storable
 from .._core.types import AnyArray, Seed
 from ..models._one_layer import OneLayerParameters, OneLayerTransformer
-from ..populations import Population
+from ..populations import AbstractUnorderedPopulation
 from ._population_loss import AbstractPopulationLoss, check_population
 
 SWEEPS = 10
-"""Of the alternating search for the nearest rank-one state. Near the manifold each
-sweep gains a factor of the squared distance to it, and one would do."""
+"""Sweeps of the alternating search for the nearest rank-one state. Near the manifold
+each sweep reduces the error by a factor of the squared distance, and one is enough."""
 
 
 @storable
 class RankOneParameters(eqx.Module):
-    """γ (d) of the embedding, β (d) of the projection, q and k of the attention."""
+    """The embedding γ (d), the projection β (d) and the attention q, k (numbers)."""
 
     gamma: Float[AnyArray, "*time d"]
     beta: Float[AnyArray, "*time d"]
@@ -32,31 +32,40 @@ class RankOneParameters(eqx.Module):
     k: Float[AnyArray, "*time"]
 
 
+_WIDE = ("W0", "WQ", "WK", "W1")
+"""The parameters of the full model, which the reduction does not have."""
+
+
 @storable
-class RankOneProblem(AbstractPopulationLoss):
+class RankOneProblem(AbstractPopulationLoss[AbstractUnorderedPopulation]):
     """The loss on the rank-one manifold of the one-layer Transformer,
 
         W0 = γαᵀ,  W1 = αβᵀ,  WQ = q αᾱᵀ,  WK = k αᾱᵀ
 
-    with unit vectors α of R^m and ᾱ of R^k, as a problem of its own in 2d+2 numbers:
-    L(M, Φ) at M = γβᵀ and Φ = qk γγᵀ. Its gradient flow is
+    with unit vectors α in R^m and ᾱ in R^k, as a problem in 2d+2 numbers: L(M, Φ) at
+    M = γβᵀ and Φ = qk γγᵀ. Its gradient flow is
 
         γ̇ = -G_M β - qk(G_Φ + G_Φᵀ)γ,  β̇ = -G_Mᵀγ,
         q̇ = -k γᵀG_Φγ,  k̇ = -q γᵀG_Φγ
 
     with G_M = ∂L/∂M and G_Φ = ∂L/∂Φ. The full flow leaves the manifold invariant and
-    keeps α and ᾱ, so that there both flows are the same, whatever m and k: this is the
-    Transformer of width and head width one.
+    keeps α and ᾱ constant, so that on the manifold both flows agree for every m and k.
+    It is the flow of the Transformer with width and head width one.
     """
 
-    population: Checked[Population]
+    population: Checked[AbstractUnorderedPopulation]
 
     def __check_init__(self):
         check_population(self.population)
+        if not isinstance(self.population, AbstractUnorderedPopulation):
+            raise ValueError(
+                "`population` must be one without positions, such as InfiniteContext, "
+                f"got {type(self.population).__name__}."
+            )
 
     @property
     def vocabulary(self) -> int:
-        """d, the number of tokens."""
+        """The number of tokens, d."""
         return self.population.vocabulary
 
     @property
@@ -67,7 +76,7 @@ class RankOneProblem(AbstractPopulationLoss):
         """Raise a `ValueError` if `params` are not parameters of this problem."""
         self._check(params, ())
 
-    def _check(self, params: Any, times: tuple[int, ...]) -> None:
+    def _check(self, params: object, times: tuple[int, ...]) -> None:
         vector = (*times, self.vocabulary)
         shapes = {"gamma": vector, "beta": vector, "q": times, "k": times}
         checks.parameters_of(RankOneParameters, shapes, params)
@@ -78,7 +87,7 @@ class RankOneProblem(AbstractPopulationLoss):
     def conserved_terms(
         self, params: RankOneParameters
     ) -> dict[str, Float[AnyArray, " terms"]]:
-        """Terms, stacked, whose sums the flow keeps constant, for any population.
+        """The terms of each conserved quantity, stacked along the first axis:
 
         - `embedding_balance`: γᵀγ - βᵀβ - q² - k²;
         - `attention_balance`: q² - k²;
@@ -93,14 +102,22 @@ class RankOneProblem(AbstractPopulationLoss):
             gamma=wide.W0[:, 0], beta=wide.W1[0], q=wide.WQ[0, 0], k=wide.WK[0, 0]
         )
 
+    @property
+    def axes(self) -> dict[str, tuple[str, ...]]:
+        wide = self._narrow.axes
+        parameters = {"gamma": ("token",), "beta": ("token",)}
+        return parameters | {k: v for k, v in wide.items() if k not in _WIDE}
+
     def _model_observables(self) -> dict[str, Callable[[RankOneParameters], Any]]:
-        def watched(function: Callable) -> Callable[[RankOneParameters], Any]:
+        def watched(
+            function: Callable[[OneLayerParameters], Any],
+        ) -> Callable[[RankOneParameters], Any]:
             return lambda params: function(_widened(params))
 
         known = self._narrow.observables(self.population)
         return {
             **{name: watched(function) for name, function in known.items()},
-            # Here the sign is no free choice: it is that of γ.
+            # Here the sign is not arbitrary: it is that of γ.
             "embedding_coordinates": lambda params: params.gamma[:, None],
             "focus": lambda params: params.q * params.k,
         }
@@ -120,14 +137,15 @@ class RankOneProblem(AbstractPopulationLoss):
         alpha: Any = None,
         alpha_bar: Any = None,
     ) -> OneLayerParameters:
-        """The state of the full model that `params` stand for: W0 = γαᵀ, W1 = αβᵀ,
+        """The state of the full model on the manifold: W0 = γαᵀ, W1 = αβᵀ,
         WQ = q αᾱᵀ, WK = k αᾱᵀ.
 
         **Arguments:**
 
-        - `params`: of this problem; stacked in time, the states come stacked too.
+        - `params`: parameters of this problem, or a stack of them along a time axis,
+            for which the states are stacked too.
         - `width`, `head_width`: m and k of the full model; by default k = m.
-        - `alpha`, `alpha_bar`: vectors with the directions of α and ᾱ; by default the
+        - `alpha`, `alpha_bar`: vectors in the directions of α and ᾱ; by default the
             first unit vectors.
         """
         self._check(params, np.shape(getattr(params, "q", ())))
@@ -146,10 +164,9 @@ class RankOneProblem(AbstractPopulationLoss):
 
             ‖W0 α‖² + ‖W1ᵀα‖² + (αᵀWQ ᾱ)² + (αᵀWK ᾱ)²
 
-        is largest. α begins as the first singular vector of W0 and W1 jointly; then ᾱ
-        given α and α given ᾱ, each the first singular vector of what it meets, take
-        turns. Of the two signs of α the one with γ·π ≥ 0 is taken, and of ᾱ the one
-        with q ≥ 0.
+        is largest. α starts as the first singular vector of W0 and W1 jointly; then ᾱ
+        given α and α given ᾱ are updated in turns, each as a first singular vector. The
+        signs are chosen such that γ·π ≥ 0 and q ≥ 0.
         """
         self._check_full(params)
         return _directions(params, self.population.chain.stationary)
@@ -161,16 +178,16 @@ class RankOneProblem(AbstractPopulationLoss):
         return _projected(params, *self.directions(params))
 
     def distance(self, params: Checked[OneLayerParameters]) -> Float[Array, ""]:
-        """How far from the manifold a state θ of the full model is: ‖θ - θ'‖/‖θ‖ with
-        θ' the nearest state on it."""
+        """The relative distance of a state θ of the full model from the manifold:
+        ‖θ - θ'‖/‖θ‖, where θ' is the nearest state on it."""
         return _share(params, self._residual(params))
 
     def attention_distance(
         self, params: Checked[OneLayerParameters]
     ) -> Float[Array, ""]:
-        """How far from the manifold the attention alone is: the same share of WQ and
-        WK, where θ' is still the state nearest to the whole of θ. One where both are
-        zero, and have no direction."""
+        """The same distance for the attention alone: that of WQ and WK, where θ' is
+        still the state nearest to the whole of θ. It is one if both are zero and have
+        no direction."""
         residual = self._residual(params)
         return _share((params.WQ, params.WK), (residual.WQ, residual.WK))
 
@@ -179,16 +196,17 @@ class RankOneProblem(AbstractPopulationLoss):
         nearest = _embedded(_projected(params, alpha, alpha_bar), alpha, alpha_bar)
         return jax.tree.map(jnp.subtract, params, nearest)
 
-    def _check_full(self, params: Any) -> None:
-        """Refuse what is not one state of a full model, of whatever width."""
+    def _check_full(self, params: object) -> None:
+        """Raise a `ValueError` if `params` are not one state of a full model, of any
+        width."""
         widths = np.shape(getattr(params, "WQ", 0.0))
         if len(widths) != 2 or 0 in widths:
-            widths = (1, 1)  # so that the check below says what is wrong
+            widths = (1, 1)  # the check below then says what is wrong
         OneLayerTransformer(self.vocabulary, *widths).check(params)
 
 
 def _widened(params: RankOneParameters) -> OneLayerParameters:
-    """The same as parameters of width and head width one, where α = ᾱ = 1."""
+    """The same state as parameters of width and head width one, where α = ᾱ = 1."""
     one = jnp.ones(1)
     return _embedded(params, one, one)
 
@@ -248,7 +266,7 @@ def _first_singular_vector(*rows: Float[AnyArray, "..."]) -> Float[Array, " m"]:
 
 
 def _share(whole: PyTree, part: PyTree) -> Float[Array, ""]:
-    """‖part‖/‖whole‖, and one where the whole is zero."""
+    """‖part‖/‖whole‖, or one if the whole is zero."""
     norms = [
         jnp.sqrt(sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(tree)))
         for tree in (whole, part)
@@ -256,8 +274,8 @@ def _share(whole: PyTree, part: PyTree) -> Float[Array, ""]:
     return jnp.where(norms[0] > 0, norms[1] / jnp.where(norms[0] > 0, norms[0], 1), 1.0)
 
 
-def _direction(name: str, value: Any, size: int) -> Float[np.ndarray, " size"]:
-    """A unit vector in the direction of `value`, by default the first one."""
+def _direction(name: str, value: object, size: int) -> Float[np.ndarray, " size"]:
+    """The unit vector in the direction of `value`, by default the first axis."""
     if value is None:
         return np.eye(1, size)[0]
     vector = checks.real_array(name, value)
@@ -265,5 +283,5 @@ def _direction(name: str, value: Any, size: int) -> Float[np.ndarray, " size"]:
         raise ValueError(f"`{name}` must have shape {(size,)}, got {vector.shape}.")
     norm = np.linalg.norm(vector)
     if norm == 0:
-        raise ValueError(f"`{name}` must not be zero, as it gives a direction.")
+        raise ValueError(f"`{name}` must not be zero, since it defines a direction.")
     return vector / norm

@@ -1,6 +1,5 @@
-"""Heads that are all alike, as one head."""
+"""Problems with equal heads, reduced to one head."""
 
-from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -19,11 +18,11 @@ from ._tensor_factorisation import TensorFactorisation
 
 @storable
 class SymmetricHeads(AbstractLoss):
-    """A problem with h heads, restricted to heads that are equal: its parameters are
-    those of one head, with a leading axis of length one.
+    """A problem with h heads, restricted to equal heads: its parameters are those of
+    one head, with a leading axis of length one.
 
-    A flow that starts with equal heads keeps them equal, but integrated as it stands it
-    leaves them by rounding. Here there is nothing to leave: with L̄(θ) = L(θ, …, θ),
+    A flow that starts with equal heads keeps them equal, but rounding errors break the
+    symmetry when all heads are integrated. Here they cannot: with L̄(θ) = L(θ, …, θ),
 
         θ̇ = -∇_{θ_k} L = -∇L̄/h.
     """
@@ -32,9 +31,14 @@ class SymmetricHeads(AbstractLoss):
     """A loss whose parameters all have the heads as their leading axis."""
     heads: int = eqx.field(static=True)
     _ranks: tuple[int, ...] = eqx.field(static=True)
-    """How many axes each of the parameters has."""
+    """The number of axes of each parameter array."""
 
-    def __init__(self, problem: Any):
+    def __init__(self, problem: Checked[AbstractLoss]):
+        """**Arguments:**
+
+        - `problem`: a [`TensorFactorisation`][] or a [`Problem`][] of
+            [`PositionalHeads`][].
+        """
         is_of_heads = isinstance(problem, TensorFactorisation) or (
             isinstance(problem, Problem) and isinstance(problem.model, PositionalHeads)
         )
@@ -51,8 +55,8 @@ class SymmetricHeads(AbstractLoss):
         self._ranks = tuple(jnp.ndim(leaf) for leaf in jax.tree.leaves(start))
 
     def expand(self, params: PyTree) -> PyTree:
-        """The parameters of all heads; of a flow's, those at each of its times."""
-
+        """The parameters of all heads, from those of one head; a stack along a time
+        axis is expanded at each time."""
         leaves, structure = jax.tree.flatten(params)
         copies = [
             jnp.repeat(jnp.asarray(leaf), self.heads, axis=jnp.ndim(leaf) - rank)
@@ -61,16 +65,16 @@ class SymmetricHeads(AbstractLoss):
         return jax.tree.unflatten(structure, copies)
 
     def average(self, params: PyTree) -> PyTree:
-        """One head: the mean of those of the problem's parameters. Scores average as
-        they stand, and attention that sums to one goes on doing so."""
+        """The mean over the heads of the problem's parameters. The mean of attention
+        that sums to one sums to one too."""
         self.problem.check(params)
         return jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0, keepdims=True), params)
 
     def init(self, seed: Checked[Seed] = 0, scale: Checked[float] = 1e-3) -> PyTree:
-        """The mean head of the problem's own start."""
+        """The mean over the heads of the problem's own initial parameters."""
         return self.average(self.problem.init(seed, scale))
 
-    def check(self, params: Any) -> None:
+    def check(self, params: PyTree) -> None:
         """Raise a `ValueError` if `params` are not those of one head."""
         for leaf in jax.tree.leaves(params):
             if jnp.shape(leaf)[:1] != (1,):
@@ -84,15 +88,15 @@ class SymmetricHeads(AbstractLoss):
         return self.problem(self.expand(params))
 
     def velocity(self, params: PyTree, gradient: PyTree) -> PyTree:
-        """The velocity of each of the heads."""
+        """The velocity of each head."""
         of_each = self.expand(jax.tree.map(lambda g: g / self.heads, gradient))
         velocity = self.problem.velocity(self.expand(params), of_each)
         return jax.tree.map(lambda leaf: leaf[:1], velocity)
 
     @property
     def is_euclidean(self) -> bool:
-        """Whether the flow's Jacobian is symmetric: up to the factor 1/h, as the
-        problem's."""
+        """Whether the Jacobian of the flow is symmetric, as for the problem itself: the
+        metric differs by the factor 1/h."""
         return self.problem.is_euclidean
 
     @property
@@ -116,9 +120,9 @@ class SymmetricHeads(AbstractLoss):
 
     @property
     def observables(self) -> dict[str, Observable]:
-        """Those of the problem, of all heads."""
+        """The observables of the problem, evaluated for all heads."""
 
-        def of_all(function: Callable) -> Callable[[PyTree], Any]:
+        def of_all(function: Observable) -> Observable:
             return lambda params: function(self.expand(params))
 
         return {name: of_all(f) for name, f in self.problem.observables.items()}

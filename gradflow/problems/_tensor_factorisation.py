@@ -1,13 +1,12 @@
-"""The regression form of heads that share out lags: a factorisation of a tensor."""
+"""The regression form of positional heads: a tensor factorisation."""
 
-from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, PyTree
 
 from .._core import checks, seeds
 from .._core.checks import Checked
@@ -15,12 +14,12 @@ from .._core.storage import storable
 from .._core.types import AnyArray, Seed
 from ..models._patterns import Patterns
 from ..models._positional_heads import head_overlap
-from ._loss import AbstractLoss
+from ._loss import AbstractLoss, Observable
 
 
 @storable
 class ScoreParameters(eqx.Module):
-    """Values V (heads × features) and scores a (heads × positions)."""
+    """The values V (heads × features) and scores a (heads × positions)."""
 
     V: Float[AnyArray, "*time heads features"]
     a: Float[AnyArray, "*time heads positions"]
@@ -28,32 +27,36 @@ class ScoreParameters(eqx.Module):
 
 @storable
 class ReplicatorParameters(eqx.Module):
-    """Values V (heads × features) and the attention s itself (heads × positions)."""
+    """The values V (heads × features) and the attention s (heads × positions)."""
 
     V: Float[AnyArray, "*time heads features"]
     s: Float[AnyArray, "*time heads positions"]
+
+
+Parameters: TypeAlias = ScoreParameters | ReplicatorParameters
 
 
 @storable
 class TensorFactorisation(AbstractLoss):
     """L = ½‖G - Σ_k V_k ⊗ s_k‖², with attention s_k on the simplex.
 
-    - `geometry="scores"`: s_k = softmax(a_k), and the flow is the gradient's in V and
-      a. With g_k = ⟨V_k, G - Ĝ⟩ and J(s) = diag(s) - ssᵀ:
+    - `geometry="scores"`: s_k = softmax(a_k), and the flow is the gradient flow in V
+      and a. With g_k = ⟨V_k, G - Ĝ⟩ and J(s) = diag(s) - ssᵀ:
 
           V̇_k = (G - Ĝ)s_k,   ȧ_k = J(s_k)g_k,   so that   ṡ_k = J(s_k)²g_k.
 
     - `geometry="replicator"`: the same with ṡ_k = J(s_k)g_k, the gradient flow in the
-      metric of Fisher and Shahshahani on the simplex, in which
+      Fisher–Shahshahani metric on the simplex, for which
 
           L(0) - L(t) = ∫ ‖V̇‖² + Σ_k g_kᵀJ(s_k)g_k.
     """
 
     target: Float[np.ndarray, "features positions"]
-    """G."""
+    """G, features × positions."""
     patterns: Patterns
-    """Columns of G in one direction, the strongest first."""
+    """The columns of G in one direction form a pattern; the strongest comes first."""
     heads: int = eqx.field(static=True)
+    """The number of heads."""
     geometry: Literal["scores", "replicator"] = eqx.field(static=True)
 
     def __init__(
@@ -64,15 +67,16 @@ class TensorFactorisation(AbstractLoss):
     ):
         """**Arguments:**
 
-        - `target`: G, features × positions; of a value matrix the features are its
+        - `target`: G, features × positions. For value matrices the features are their
             entries.
-        - `heads`: how many there are.
-        - `geometry`: in which metric the attention moves.
+        - `heads`: the number of heads.
+        - `geometry`: the metric in which the attention moves.
         """
         G = checks.real_array("target", target)
         if G.ndim != 2 or 0 in G.shape:
             raise ValueError(
-                f"`target` must be features × positions, got shape {G.shape}."
+                "`target` must be a matrix of features × positions, got shape "
+                f"{G.shape}."
             )
         if geometry not in ("scores", "replicator"):
             raise ValueError(
@@ -85,12 +89,13 @@ class TensorFactorisation(AbstractLoss):
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of each parameter array."""
         features, positions = self.target.shape
         attention = "a" if self.geometry == "scores" else "s"
         return {"V": (self.heads, features), attention: (self.heads, positions)}
 
-    def init(self, seed: Checked[Seed] = 0, scale: Checked[float] = 1e-3) -> Any:
-        """Zero values and scores distributed as N(0, scale²)."""
+    def init(self, seed: Checked[Seed] = 0, scale: Checked[float] = 1e-3) -> PyTree:
+        """Values of zero and scores distributed as N(0, scale²)."""
         key = seeds.jax_key("seed", seed)
         scale = checks.positive_number("scale", scale, zero_allowed=True)
         shape = (self.heads, self.target.shape[1])
@@ -100,7 +105,7 @@ class TensorFactorisation(AbstractLoss):
             return ScoreParameters(V, a)
         return ReplicatorParameters(V, jax.nn.softmax(a, axis=-1))
 
-    def check(self, params: Any) -> None:
+    def check(self, params: PyTree) -> None:
         """Raise a `ValueError` if `params` are not parameters of this problem."""
         scores = self.geometry == "scores"
         kind = ScoreParameters if scores else ReplicatorParameters
@@ -109,26 +114,27 @@ class TensorFactorisation(AbstractLoss):
             s = np.asarray(params.s)
             if np.any(s < 0) or not np.allclose(s.sum(axis=-1), 1.0, atol=1e-9):
                 raise ValueError(
-                    "`params.s` must be laws over the positions, got rows that sum to "
-                    f"{s.sum(axis=-1).tolist()} with entries from {s.min():g}."
+                    "`params.s` must be probability distributions over the positions, "
+                    f"got rows that sum to {s.sum(axis=-1).tolist()} with entries from "
+                    f"{s.min():g}."
                 )
 
-    def attention(self, params: Any) -> Float[AnyArray, "heads positions"]:
-        if self.geometry == "scores":
+    def attention(self, params: Parameters) -> Float[AnyArray, "heads positions"]:
+        """The attention s_k of each head."""
+        if isinstance(params, ScoreParameters):
             return jax.nn.softmax(params.a, axis=-1)
         return params.s
 
-    def residual(self, params: Any) -> Float[AnyArray, "features positions"]:
+    def residual(self, params: Parameters) -> Float[AnyArray, "features positions"]:
         """G - Ĝ."""
         return self.target - params.V.T @ self.attention(params)
 
-    def __call__(self, params: Any) -> Float[AnyArray, ""]:
+    def __call__(self, params: Parameters) -> Float[AnyArray, ""]:
         return 0.5 * jnp.sum(self.residual(params) ** 2)
 
-    def velocity(self, params: Any, gradient: Any) -> Any:
-        """The velocity of the flow, from the gradient of the loss, in the problem's own
-        metric."""
-        if self.geometry == "scores":
+    def velocity(self, params: Parameters, gradient: Parameters) -> Parameters:
+        """The velocity of the flow in the metric of the problem's geometry."""
+        if isinstance(params, ScoreParameters) or isinstance(gradient, ScoreParameters):
             return jax.tree.map(jnp.negative, gradient)
         s, g = params.s, -gradient.s
         mean = jnp.sum(s * g, axis=-1, keepdims=True)
@@ -136,19 +142,22 @@ class TensorFactorisation(AbstractLoss):
 
     @property
     def is_euclidean(self) -> bool:
-        """Whether the flow is a gradient flow in the plain sense."""
+        """Whether the flow is a gradient flow in the Euclidean metric."""
         return self.geometry == "scores"
 
     @property
     def floor(self) -> float:
-        """A lower bound of the loss: of all sums of so many products, with any signs,
-        the singular value decomposition comes nearest."""
+        """A lower bound of the loss: the error of the singular value decomposition with
+        as many terms as there are heads, which allows attention of any sign."""
         rest = np.linalg.svd(self.target, compute_uv=False)[self.heads :]
         return float(0.5 * np.sum(rest**2))
 
-    def conserved_terms(self, params: Any) -> dict[str, Float[AnyArray, "terms heads"]]:
-        """Σ of the scores of each head; of the replicator, of its attention."""
-        if self.geometry == "scores":
+    def conserved_terms(
+        self, params: Parameters
+    ) -> dict[str, Float[AnyArray, "terms heads"]]:
+        """The terms of the conserved sum of each head: its scores or, for the
+        replicator, its attention."""
+        if isinstance(params, ScoreParameters):
             return {"score_sum": params.a.T}
         return {"attention_sum": params.s.T}
 
@@ -171,14 +180,13 @@ class TensorFactorisation(AbstractLoss):
         return "patterns"
 
     @property
-    def observables(self) -> dict[str, Callable[[Any], Any]]:
-        """Functions of the parameters that show what training does, by name.
+    def observables(self) -> dict[str, Observable]:
+        """Functions of the parameters that describe the training, by name.
 
-        - `value_coordinates` (heads × positions): V_k along G's column at each
+        - `value_coordinates` (heads × positions): V_k along the column of G at each
             position, relative to its length;
-        - `position_loss`: ½‖G - Ĝ‖² position by position;
-        - `pattern_shares` (heads × patterns): how much of each pattern each head holds;
-            columns of G in one direction are a pattern, the strongest first.
+        - `position_loss`: ½‖G - Ĝ‖² by position;
+        - `pattern_shares` (heads × patterns): the share of each head in each pattern.
         """
         G = jnp.asarray(self.target)
         size = jnp.sum(G**2, axis=0)

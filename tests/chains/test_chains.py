@@ -1,9 +1,10 @@
+import jax
 import numpy as np
 import oracles
 import pytest
 
 import gradflow
-from gradflow import MarkovChain
+from gradflow import HighOrderChain, MarkovChain
 
 PI = oracles.REFERENCE_LAW
 
@@ -14,7 +15,7 @@ def random_matrix(seed, d):
 
 
 def nearly_reducible(d=8, leak=1e-13):
-    """Two blocks that exchange next to nothing, at unequal rates."""
+    """Two blocks that exchange almost nothing, at unequal rates."""
     half = d // 2
     P = np.zeros((d, d))
     P[:half, :half] = random_matrix(1, half)
@@ -31,8 +32,8 @@ def nearly_periodic(d=7, slack=1e-12):
     return P / P.sum(axis=1, keepdims=True)
 
 
-def vanishing_law(d=8):
-    """A birth-death chain whose law falls by 1e-3 from state to state."""
+def vanishing_probabilities(d=8):
+    """A birth-death chain whose stationary probabilities fall by 1e-3 per state."""
     P = np.diag(np.full(d - 1, 1e-4), 1) + np.diag(np.full(d - 1, 1e-1), -1)
     return P + np.diag(1 - P.sum(axis=1))
 
@@ -44,19 +45,19 @@ def vanishing_law(d=8):
         nearly_reducible(),
         nearly_reducible(9, 1e-15),
         nearly_periodic(),
-        vanishing_law(),
+        vanishing_probabilities(),
         np.roll(np.eye(6), 1, axis=1),
     ],
 )
-def test_stationary_law_is_right_component_by_component(P):
+def test_stationary_distribution_is_exact_in_every_component(P):
     chain = MarkovChain(P)
     exact = oracles.exact_stationary_law(chain.transition)
     np.testing.assert_allclose(chain.stationary, exact, rtol=1e-14, atol=0)
 
 
 @pytest.mark.parametrize("d", [63, 64, 65, 130, 700])
-def test_stationary_law_of_large_chains(d):
-    # Several blocks of the elimination; a law over many orders of magnitude.
+def test_stationary_distribution_of_large_chains(d):
+    # Several blocks of the elimination, and probabilities of many magnitudes.
     pi = 1.0 / np.arange(1, d + 1) ** 2
     pi /= pi.sum()
     chain = MarkovChain.sticky(pi, 0.9)
@@ -65,7 +66,7 @@ def test_stationary_law_of_large_chains(d):
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("name", ["sticky", "metropolis", "random"])
-def test_constructors_have_exactly_the_law_asked_for(name, seed):
+def test_constructors_have_the_given_stationary_distribution(name, seed):
     pi = np.random.default_rng(seed).dirichlet(np.full(6, 0.3)) + 1e-6
     pi /= pi.sum()
     make = {
@@ -86,6 +87,34 @@ def test_random_chains_differ_by_seed_and_repeat_by_it():
     a, b, c = (MarkovChain.random(PI, seed=s).transition for s in (0, 0, 1))
     np.testing.assert_array_equal(a, b)
     assert np.max(np.abs(a - c)) > 1e-3
+
+
+def test_random_chains_take_a_key():
+    keys = jax.random.split(jax.random.key(0))
+    a, b, c = (MarkovChain.random(PI, seed=k) for k in (keys[0], keys[0], keys[1]))
+    np.testing.assert_array_equal(a.transition, b.transition)
+    assert np.max(np.abs(a.transition - c.transition)) > 1e-3
+    with pytest.raises(ValueError, match=r"whole number of at least 0 or a `jax"):
+        MarkovChain.random(PI, seed=keys)
+
+
+def test_chains_of_high_order_take_a_key():
+    keys = jax.random.split(jax.random.key(0))
+    a, b, c = (HighOrderChain.random(3, (1, 1), seed=k) for k in (*keys, keys[0]))
+    np.testing.assert_array_equal(a.matrices, c.matrices)
+    assert np.max(np.abs(a.matrices - b.matrices)) > 1e-3
+    x, y, z = (a.sample(50, seed=k) for k in (*keys, keys[0]))
+    np.testing.assert_array_equal(x, z)
+    assert np.any(x != y)
+
+
+def test_integer_seeds_draw_the_same_numbers_in_every_version():
+    """Published figures depend on them; NumPy keeps the stream of `default_rng`."""
+    B = np.random.default_rng(3).normal(size=(2, 3, 3))
+    B *= 3 / np.linalg.norm(B, axis=(1, 2), keepdims=True)
+    chain = HighOrderChain.random(3, (1, 1), ratio=2.0, seed=3)
+    np.testing.assert_allclose(chain.matrices[0], B[0], rtol=1e-15)
+    np.testing.assert_allclose(chain.matrices[1], B[1] / 2, rtol=1e-15)
 
 
 def test_sticky_matrix_and_entropies(reference_chain):
@@ -129,6 +158,24 @@ def test_transition_keeps_its_digits_and_cannot_be_changed():
 def test_rows_that_nearly_sum_to_one_are_rescaled():
     P = random_matrix(4, 3) * (1 + 5e-9)
     np.testing.assert_allclose(MarkovChain(P).transition.sum(axis=1), 1, rtol=1e-15)
+
+
+@pytest.mark.parametrize("miss", [9e-4, -9e-4, 1e-6, 2e-8])
+def test_rows_that_were_rounded_are_refused_with_a_remedy(miss):
+    P = np.array([[0.5, 0.5], [0.25, 0.75 + miss]])
+    with pytest.raises(
+        ValueError, match=r"row 1 sums to .*: renormalise it with `P / P"
+    ):
+        MarkovChain(P)
+    # The remedy works as it is written.
+    MarkovChain(P / P.sum(axis=1, keepdims=True))
+
+
+@pytest.mark.parametrize("miss", [2e-3, -0.5, 1.0])
+def test_rows_that_are_far_from_stochastic_are_refused_without_it(miss):
+    P = np.array([[0.5, 0.5], [0.25, 0.75 + miss]])
+    with pytest.raises(ValueError, match=r"row 1 sums to [\d.]+\.$"):
+        MarkovChain(P)
 
 
 def test_one_token():

@@ -154,7 +154,7 @@ def test_a_solver_without_a_name_is_given_again(tmp_path):
     np.testing.assert_allclose(again.at(0.5)["w"], np.exp(-0.5), rtol=1e-6)
 
 
-class OwnPopulation(gradflow.Population):
+class OwnPopulation(gradflow.populations.AbstractDenseUnorderedPopulation):
     """A population of a user's own, which a run file cannot rebuild."""
 
     chain: MarkovChain

@@ -268,7 +268,7 @@ def test_the_whole_trajectory_equals_scipys(geometry):
 def test_replicator_parameters_are_checked():
     problem = gradflow.TensorFactorisation(target(), 2, "replicator")
     start = problem.init()
-    with pytest.raises(ValueError, match=r"`params.s` must be laws"):
+    with pytest.raises(ValueError, match=r"`params.s` must be probability dist"):
         problem.check(gradflow.ReplicatorParameters(start.V, 2 * start.s))
     with pytest.raises(ValueError, match="must be ReplicatorParameters"):
         problem.check(gradflow.ScoreParameters(start.V, start.s))

@@ -7,6 +7,7 @@ import oracles
 import pytest
 
 from gradflow import FiniteContext, InfiniteContext, MarkovChain, Problem
+from gradflow._core import machine
 from gradflow.models import OneLayerTransformer
 
 THREE = MarkovChain.random([0.6, 0.3, 0.1], seed=3)
@@ -164,7 +165,19 @@ def test_bad_populations(make, message):
         make()
 
 
-def test_what_would_not_fit_is_refused_with_the_count_and_the_limit():
+def test_contexts_beyond_the_available_memory_are_refused(monkeypatch):
+    needed = FiniteContext(THREE, 4).size * 8 * (10 * 3 + 2)
+    monkeypatch.setattr(machine, "available_memory", lambda: needed)
+    assert FiniteContext(THREE, 4).size == 30
+    monkeypatch.setattr(machine, "available_memory", lambda: needed - 1)
+    refused = (
+        "the 30 contexts of `length` = 4 takes about 7.68 kB, and .* are available"
+    )
+    with pytest.raises(ValueError, match=refused):
+        FiniteContext(THREE, 4)
+
+
+def test_too_many_contexts_are_refused_with_the_count_and_the_limit():
     chain = MarkovChain.sticky(np.full(20, 1 / 20), 0.5)
     count = 20 * math.comb(50 + 20 - 2, 19)
     with pytest.raises(ValueError, match=rf"{count:,} contexts.*limit is 4,000,000"):

@@ -1,4 +1,4 @@
-"""Samples of contexts, and when to stop: against counting by hand and SciPy."""
+"""Samples of contexts and the best time to stop, against counting by hand and SciPy."""
 
 from collections import Counter
 
@@ -9,7 +9,15 @@ import pytest
 from scipy.integrate import solve_ivp
 
 import gradflow
-from gradflow import AllContexts, HighOrderChain, PositionalHeads, Problem, Sample
+from gradflow import (
+    AllContexts,
+    DrawnContexts,
+    HighOrderChain,
+    PositionalHeads,
+    Problem,
+    Sample,
+)
+from gradflow._core import storage
 
 
 def counted(sequences, lags):
@@ -159,13 +167,39 @@ def test_a_flow_on_a_sample_is_saved_and_loaded(overfitting, tmp_path):
     assert again.population.source.law == "stationary"
 
 
+@pytest.mark.parametrize("seed", [3, jax.random.key(3)], ids=["integer", "key"])
+def test_drawn_contexts_are_stored_with_their_seed(seed, tmp_path):
+    chain = HighOrderChain.random(3, (1, 1), seed=0)
+    drawn = DrawnContexts(chain, 20, seed=seed)
+    np.testing.assert_array_equal(
+        drawn.windows, chain.sample(2, seed=seed, sequences=20)[:, ::-1]
+    )
+    path = storage.write(tmp_path / "run.npz", {"population": drawn})
+    again = storage.read(path, lambda header: header["population"])
+    assert again.seed == drawn.seed
+    for a, b in zip(jax.tree.leaves(again), jax.tree.leaves(drawn), strict=True):
+        np.testing.assert_array_equal(a, b)
+    # Populations with the same structure share compiled code.
+    assert jax.tree.structure(again) == jax.tree.structure(drawn)
+
+
+def test_a_flow_on_contexts_drawn_by_a_key_is_saved_and_loaded(tmp_path):
+    chain = HighOrderChain.random(3, (1, 1), seed=0)
+    drawn = DrawnContexts(chain, 20, seed=jax.random.key(1))
+    problem = Problem(PositionalHeads(3, 2, 1), drawn)
+    flow = gradflow.integrate(problem, problem.init(0, 0.1), 1.0, ts=[0.0, 1.0])
+    loaded = gradflow.Flow.load(flow.save(tmp_path / "run.npz"))
+    assert loaded.problem.population.seed == drawn.seed
+    assert float(loaded.problem(flow.final)) == pytest.approx(flow.loss[-1], rel=1e-13)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: Sample([], 2), "must hold tokens, got none"),
-        (lambda: Sample([0.5, 1.0, 2.0], 1), "must be whole numbers"),
+        (lambda: Sample([], 2), "must contain tokens, got none"),
+        (lambda: Sample([0.5, 1.0, 2.0], 1), "must be a sequence of whole numbers"),
         (lambda: Sample([0, -1, 1], 1), "must not be negative, got -1"),
-        (lambda: Sample([0, 1], 2), "must hold 2 tokens and one after them"),
+        (lambda: Sample([0, 1], 2), "must have 2 tokens and one after them"),
         (lambda: Sample([0, 1, 2], 0), "`lags`"),
         (lambda: Sample([0, 1, 5], 1, vocabulary=3), "`vocabulary` must be .* 6"),
         (lambda: Sample([0, 1, 1], 1, counts=[1, 2]), "each of the 1 sequences"),
@@ -175,13 +209,13 @@ def test_a_flow_on_a_sample_is_saved_and_loaded(overfitting, tmp_path):
             lambda: Sample(
                 [0, 1, 1], 1, source=AllContexts(HighOrderChain.random(2, (1, 1)))
             ),
-            "those of `source`, 2, got 1",
+            "equal that of `source`, 2, got 1",
         ),
         (
             lambda: Sample(
                 [0, 1, 2, 2], 2, source=AllContexts(HighOrderChain.random(2, (1, 1)))
             ),
-            "that of `source`, 2, got 3",
+            "equal that of `source`, 2, got 3",
         ),
         (lambda: gradflow.best_stopping_time(3), "must be a Flow, got int"),
     ],

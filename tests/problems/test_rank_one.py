@@ -1,4 +1,4 @@
-"""The rank-one reduction: against the ODE of theory.md, and beside the full flow."""
+"""The rank-one reduction: against the ODE of theory.md and the full flow."""
 
 import dataclasses
 import itertools
@@ -8,8 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
-from matplotlib.colors import to_rgba
-from matplotlib.figure import Figure
 from scipy.integrate import solve_ivp
 from scipy.optimize import minimize
 
@@ -19,18 +17,16 @@ from gradflow import (
     Flow,
     InfiniteContext,
     MarkovChain,
-    OneLayerParameters,
     OneLayerTransformer,
     Problem,
     RankOneParameters,
     RankOneProblem,
-    plotting,
 )
 
 PI = oracles.REFERENCE_LAW
 # Neither reversible nor sticky: G_Φ is far from symmetric.
 CROOKED = MarkovChain.random([0.5, 0.3, 0.15, 0.05], seed=1)
-# One solver for all flows here, and that which compiles fastest.
+# All flows here use the solver that compiles fastest.
 SOLVER = "tsit5"
 
 
@@ -44,19 +40,19 @@ def reduction(problem):
     return RankOneProblem(problem.population)
 
 
-@pytest.fixture(scope="module")
-def full(problem):
-    """Through condensation, focus and dilution, until a new direction opens."""
-    ts = np.append(0.0, np.geomspace(1.0, 500.0, 30))
-    start = problem.init(seed=1, scale=1e-4)
-    return gradflow.integrate(
-        problem, start, 500.0, ts=ts, solver=SOLVER, rtol=1e-9, observables=()
-    )
+START = RankOneParameters(
+    gamma=jnp.array([1.9, 0.5, 0.13, 0.03]),
+    beta=jnp.array([1.0, 0.3, -0.4, -0.9]),
+    q=jnp.array(0.1),
+    k=jnp.array(0.12),
+)
+OPTIONS = {"ts": np.linspace(0.0, 150.0, 16), "solver": SOLVER, "rtol": 1e-9}
 
 
 @pytest.fixture(scope="module")
-def comparison(full):
-    return gradflow.compare_rank_one(full)
+def narrow(reduction):
+    """A flow of the reduction through dilution."""
+    return gradflow.integrate(reduction, START, 150.0, **OPTIONS)
 
 
 def some_parameters(seed=0, d=4):
@@ -193,8 +189,8 @@ def test_conserved_quantities(reduction):
         np.testing.assert_allclose(sums[name], np.sum(values), rtol=1e-13)
 
 
-def test_observables(comparison):
-    flow = comparison.reduced
+def test_observables(narrow):
+    flow = narrow
     i = len(flow.ts) // 2
     seen = {name: values[i] for name, values in flow.observables.items()}
     p = jax.tree.map(lambda leaf: leaf[i], flow.params)
@@ -208,9 +204,7 @@ def test_observables(comparison):
     )
     entropies = [oracles.entropy(row) for row in A]
     expected = {
-        "loss": loss,
         "excess_loss": loss - PI @ [oracles.entropy(row) for row in P],
-        "speed": flow.speed[i],
         "attention": A,
         "attention_mass": PI @ A,
         "attention_entropy": entropies,
@@ -226,7 +220,19 @@ def test_observables(comparison):
     assert set(seen) == set(expected)
     for name, value in expected.items():
         np.testing.assert_allclose(seen[name], value, rtol=1e-11)
+    assert flow.loss[i] == pytest.approx(loss, rel=1e-11)
     assert flow.problem.floor == pytest.approx(0.553611, abs=1e-6)
+
+
+def test_axes_name_every_axis_of_parameters_and_observables(reduction):
+    params = reduction.init()
+    axes = reduction.axes
+    assert axes["gamma"] == axes["beta"] == axes["embedding_norms"] == ("token",)
+    arrays = {name: f(params) for name, f in reduction.observables.items()}
+    arrays |= {name: getattr(params, name) for name in ("gamma", "beta", "q", "k")}
+    assert set(axes) <= set(arrays)
+    for name, array in arrays.items():
+        assert len(axes.get(name, ())) == np.ndim(array), name
 
 
 def test_initial_parameters(reduction):
@@ -312,39 +318,19 @@ def test_zero_attention_is_not_rank_one(reduction):
     assert float(reduction.attention_distance(zero)) == 1
 
 
-def test_the_manifold_is_invariant(problem, reduction):
+def test_the_manifold_is_invariant(problem, reduction, narrow):
     """A full flow that starts on it stays on it and is the reduced flow."""
-    start = RankOneParameters(
-        gamma=jnp.array([1.9, 0.5, 0.13, 0.03]),
-        beta=jnp.array([1.0, 0.3, -0.4, -0.9]),
-        q=jnp.array(0.1),
-        k=jnp.array(0.12),
-    )
     alpha, alpha_bar = np.array([2.0, -1.0, 0.5]), np.array([-1.0, 3.0])
-    ts = np.linspace(0.0, 150.0, 16)
-    options = {"ts": ts, "solver": SOLVER, "rtol": 1e-9}
-    wide = gradflow.integrate(
-        problem,
-        reduction.embed(start, 3, 2, alpha, alpha_bar),
-        150.0,
-        observables=(),
-        **options,
-    )
-    narrow = gradflow.integrate(reduction, start, 150.0, **options)
+    start = reduction.embed(START, 3, 2, alpha, alpha_bar)
+    wide = gradflow.integrate(problem, start, 150.0, observables=(), **OPTIONS)
     embedded = reduction.embed(narrow.params, 3, 2, alpha, alpha_bar)
     np.testing.assert_allclose(stacked(wide.params), stacked(embedded), atol=3e-8)
     assert narrow.params.gamma[-1, 3] < -0.3 < 0.03  # through dilution
     assert float(reduction.distance(wide.final)) < 1e-9
-    # In one call, from its very start.
-    both = gradflow.compare_rank_one(wide)
-    assert both.start == 0
-    assert both.distance.max() < 1e-7
-    assert both.parted == {0.01: None, 0.1: None}
-    assert "apart by 10 %    at no time" in str(both)
 
 
-def test_a_saved_flow_comes_back_whole(comparison, tmp_path):
-    flow = comparison.reduced
+def test_a_saved_flow_comes_back_whole(narrow, tmp_path):
+    flow = narrow
     loaded = Flow.load(flow.save(tmp_path / "reduced.npz"))
     assert isinstance(loaded.problem, RankOneProblem)
     assert isinstance(loaded.params, RankOneParameters)
@@ -356,130 +342,6 @@ def test_a_saved_flow_comes_back_whole(comparison, tmp_path):
 
 
 #
-# Side by side
-#
-
-
-def numpy_distance(state, comparison, t):
-    """‖θ - θ'‖/‖θ‖ at time t, in NumPy from the reduced numbers."""
-    p, a = comparison.reduced.at(t - comparison.start), comparison.alpha
-    both = np.outer(a, comparison.alpha_bar)
-    embedded = OneLayerParameters(
-        W0=np.outer(p.gamma, a), WQ=p.q * both, WK=p.k * both, W1=np.outer(a, p.beta)
-    )
-    theta = flat(state)
-    return np.linalg.norm(theta - flat(embedded)) / np.linalg.norm(theta)
-
-
-def test_the_reduction_follows_the_full_flow_until_a_direction_opens(comparison):
-    c = comparison
-    assert c.times[0] == c.start
-    assert c.times[-1] == 500
-    assert len(c.times) >= 200
-    early, late = c.parted[0.01], c.parted[0.1]
-    assert early is not None
-    assert late is not None
-    assert c.start + 100 < early < late < 500
-    following = c.times < early
-    # Most of the distance is what is off the manifold, which no reduction can have.
-    assert np.max(c.distance[following] / c.off_manifold[following]) < 1.2
-    assert np.all(c.distance >= c.off_manifold * (1 - 1e-9))
-    for ours, theirs in [
-        (c.full_gamma, c.reduced_gamma),
-        (c.full_attention, c.reduced_attention),
-        (c.full_loss, c.reduced_loss),
-    ]:
-        np.testing.assert_allclose(ours[following], theirs[following], atol=1e-4)
-    # Then the full flow goes where the reduction cannot.
-    assert c.full_loss[-1] < c.reduced_loss[-1] - 0.003
-
-
-def test_dilution(comparison):
-    """Frequent and rare embeddings move in opposite senses, the rare lose focus."""
-    gamma, attention = comparison.reduced_gamma, comparison.reduced_attention
-    assert np.all(np.diff(gamma[:, 0]) > 0)
-    assert np.all(gamma[-1, 1:] < gamma[0, 1:] - 0.5)
-    assert np.all(gamma[0] > 0)
-    assert np.all(gamma[-1, 1:] < 0)
-    assert attention[-1, 0] > 0.999
-    # The peaks of theory.md.
-    np.testing.assert_allclose(
-        attention.max(axis=0)[1:], [0.773, 0.754, 0.751], atol=2e-3
-    )
-    assert np.all(attention[-1, 1:] < 0.5)
-
-
-def test_what_is_compared(comparison, full, problem):
-    c, t = comparison, 321.0
-    i = int(np.argmin(np.abs(c.times - t)))
-    t = float(c.times[i])
-    state = full.at(t)
-    assert c.distance[i] == pytest.approx(numpy_distance(state, c, t), rel=1e-9)
-    assert c.full_loss[i] == pytest.approx(float(problem(state)), rel=1e-12)
-    np.testing.assert_allclose(
-        c.full_attention[i], problem.observables["attention"](state)[:, 0], rtol=1e-12
-    )
-    np.testing.assert_allclose(c.full_gamma[i], np.asarray(state.W0) @ c.alpha)
-    np.testing.assert_allclose(c.reduced_loss, c.reduced.loss, rtol=1e-14)
-    np.testing.assert_allclose(c.reduced_gamma, c.reduced.params.gamma)
-    np.testing.assert_allclose(
-        c.reduced_attention, c.reduced.observables["attention"][:, :, 0], rtol=1e-12
-    )
-    settings = c.reduced.settings
-    assert (settings.solver, settings.rtol) == (SOLVER, 1e-9)
-    assert settings.atol == full.settings.atol
-    np.testing.assert_allclose(c.reduced.ts, c.times - c.start, rtol=1e-12)
-
-
-def test_parting_is_located_between_times(comparison, full):
-    for threshold in (0.01, 0.1, 0.03):
-        t = comparison.parts_at(threshold)
-        found = numpy_distance(full.at(t), comparison, t)
-        assert found == pytest.approx(threshold, rel=1e-6)
-        assert t not in comparison.times
-    assert comparison.parts_at(0.01) == comparison.parted[0.01]
-    assert comparison.parts_at(2.0) is None
-    assert comparison.parts_at(1e-9) == comparison.start
-
-
-def test_it_starts_nearest_to_the_manifold(comparison, full, reduction):
-    """By a finer scan than the saved times, each of which is farther."""
-
-    def off(t):
-        state = full.at(float(t))
-        return float(reduction.distance(state)), float(
-            reduction.attention_distance(state)
-        )
-
-    here, attention = off(comparison.start)
-    assert attention == pytest.approx(comparison.attention_off_manifold, rel=1e-9)
-    assert attention < 0.1
-    assert comparison.start not in full.ts
-    around = comparison.start * np.linspace(0.8, 1.2, 21)
-    for t in [*around, *full.ts[1:]]:
-        distance, attention = off(t)
-        assert attention > 0.1 or distance >= here * (1 - 1e-7)
-
-
-def test_a_window_of_ones_own(full):
-    c = gradflow.compare_rank_one(full, start=100.0, end=150.0)
-    assert (c.start, c.times[0], c.times[-1]) == (100, 100, 150)
-    assert c.parted == {0.01: None, 0.1: None}
-    assert c.reduced.ts[-1] == 50
-
-
-def test_printed(comparison):
-    lines = str(comparison).splitlines()
-    assert lines[0] == (
-        f"Rank-one reduction from t = {comparison.start:.6g} to t = 500 "
-        "(10 numbers for 36)"
-    )
-    assert f"apart by 1 %     at t = {comparison.parted[0.01]:.6g}" in lines
-    assert f"apart by 10 %    at t = {comparison.parted[0.1]:.6g}" in lines
-    assert max(map(len, lines)) <= 100
-
-
-#
 # What is refused
 #
 
@@ -488,6 +350,12 @@ def test_printed(comparison):
     ("make", "message"),
     [
         (lambda r: RankOneProblem(3), "`population` must be a gradflow population"),
+        (
+            lambda r: RankOneProblem(
+                gradflow.AllContexts(gradflow.HighOrderChain.random(3, (1, 1)))
+            ),
+            "`population` must be one without positions.*got AllContexts",
+        ),
         (lambda r: r.init(seed=-1), "`seed` must be a whole number"),
         (lambda r: r.embed(some_parameters(), 0), "`width` must be a whole number"),
         (lambda r: r.embed({}, 3), "`params` must be RankOneParameters"),
@@ -523,139 +391,3 @@ def test_bad_arguments(reduction, make, message):
 
 
 THREE = MarkovChain.sticky([0.5, 0.3, 0.2], 0.5)
-
-
-def test_flows_that_cannot_be_compared(full, comparison):
-    with pytest.raises(ValueError, match="`flow` must be a Flow, got int"):
-        gradflow.compare_rank_one(3)
-    with pytest.raises(ValueError, match=r"OneLayerTransformer.*is a RankOneProblem"):
-        gradflow.compare_rank_one(comparison.reduced)
-    bare = dataclasses.replace(full, problem=None)
-    with pytest.raises(ValueError, match=r"compare_rank_one` needs the loss"):
-        gradflow.compare_rank_one(bare)
-    nameless = full.settings._replace(solver="own")
-    unknown = dataclasses.replace(full, settings=nameless, solver=None)
-    with pytest.raises(ValueError, match=r"by 'own'.*Flow\.load\(path, solver="):
-        gradflow.compare_rank_one(unknown)
-
-
-@pytest.mark.parametrize(
-    ("window", "message"),
-    [
-        ({"end": 501.0}, "`end` must lie within the flow, which ends at 500, got 501"),
-        ({"end": -1.0}, "`end` must be a positive number"),
-        ({"start": 500.0}, "`start` must lie before the end of the comparison, 500"),
-        ({"start": 9.0, "end": 9.0}, "`start` must lie before .* 9, got 9"),
-        ({"start": float("nan")}, "`start` must be a finite number"),
-        ({"end": 30.0}, "`start` must be given, as WQ and WK are nowhere rank one"),
-    ],
-)
-def test_windows_that_are_refused(full, window, message):
-    with pytest.raises(ValueError, match=message):
-        gradflow.compare_rank_one(full, **window)
-
-
-#
-# The figure
-#
-
-
-def test_figure(comparison):
-    c = comparison
-    figure = plotting.rank_one(c)
-    loss, distance, embeddings, attention = figure.axes
-    titles = [ax.get_title(loc="left") for ax in figure.axes]
-    assert titles == [
-        "(a) Loss",
-        "(b) Distance",
-        "(c) Embeddings",
-        "(d) Attention",
-    ]
-    full_lines = [line.get_ydata() for line in loss.lines[:2]]
-    np.testing.assert_array_equal(full_lines, [c.full_loss, c.reduced_loss])
-    assert distance.get_yscale() == "log"
-    np.testing.assert_array_equal(distance.lines[0].get_ydata(), c.distance)
-    np.testing.assert_array_equal(distance.lines[1].get_ydata(), c.off_manifold)
-    for ax, ours, theirs in [
-        (embeddings, c.full_gamma, c.reduced_gamma),
-        (attention, c.full_attention, c.reduced_attention),
-    ]:
-        drawn = np.array([line.get_ydata() for line in ax.lines[:8]])
-        np.testing.assert_array_equal(drawn[::2], ours.T)
-        np.testing.assert_array_equal(drawn[1::2], theirs.T)
-        assert all(line.get_linestyle() == "--" for line in ax.lines[1:8:2])
-    for ax in figure.axes:
-        assert ax.get_xscale() == "log"
-        assert ax.get_xlim() == (c.times[0], c.times[-1])
-        dotted = [
-            x
-            for line in ax.lines
-            if line.get_linestyle() == ":"
-            for x in line.get_xdata()[:1]
-        ]
-        assert dotted == list(c.parted.values())
-    (legend,) = figure.legends
-    names = [text.get_text() for text in legend.get_texts()]
-    assert names[0] == r"0  ($\pi$ = 0.75)"
-    assert names[-2:] == ["rank-one reduction", "apart by 1 %, 10 %"]
-
-
-@pytest.fixture
-def many(comparison):
-    """Ten tokens with long names, whose curves are made up."""
-    law = np.arange(10.0, 0.0, -1.0) / 55
-    chain = MarkovChain.sticky(
-        law, 0.5, labels=[f"token number {i}" for i in range(10)]
-    )
-    problem = Problem(OneLayerTransformer(10, 2), InfiniteContext(chain))
-    curves = np.random.default_rng(0).uniform(size=(4, len(comparison.times), 10))
-    names = ("full_gamma", "reduced_gamma", "full_attention", "reduced_attention")
-    return dataclasses.replace(
-        comparison,
-        full=dataclasses.replace(comparison.full, problem=problem),
-        **dict(zip(names, curves, strict=True)),
-    )
-
-
-@pytest.mark.parametrize("which", ["comparison", "many"])
-def test_figure_clips_and_overlaps_nothing(which, request):
-    figure = plotting.rank_one(request.getfixturevalue(which))
-    figure.draw_without_rendering()
-    canvas = figure.bbox.padded(1)
-    legend = figure.legends[0].get_window_extent()
-    assert canvas.x0 <= legend.x0 < legend.x1 <= canvas.x1
-    for ax in figure.axes:
-        box = ax.get_tightbbox()
-        assert canvas.x0 <= box.x0 < box.x1 <= canvas.x1
-        assert canvas.y0 <= box.y0 < box.y1 <= canvas.y1
-        assert not box.overlaps(legend)
-        shown = [
-            label.get_window_extent()
-            for label in ax.get_xticklabels(which="both")
-            if label.get_text() and ax.bbox.x0 <= label.get_window_extent().x1
-        ]
-        shown.sort(key=lambda b: b.x0)
-        assert all(a.x1 < b.x0 for a, b in itertools.pairwise(shown))
-
-
-def test_figure_of_many_tokens_shows_the_most_frequent(many):
-    figure = plotting.rank_one(many)
-    assert figure.axes[2].get_title(loc="left") == (
-        "(c) Embeddings (8 most frequent of 10)"
-    )
-    assert len(figure.legends[0].get_texts()) == 8 + 2
-    drawn = [line.get_ydata() for line in figure.axes[2].lines[:16:2]]
-    np.testing.assert_array_equal(drawn, many.full_gamma.T[:8])
-    for ax in figure.axes[2:]:  # a dashed line is seen on every solid one
-        pairs = zip(ax.lines[:16:2], ax.lines[1:16:2], strict=True)
-        assert all(to_rgba(a.get_color()) != to_rgba(b.get_color()) for a, b in pairs)
-
-
-def test_figure_in_a_figure_of_ones_own(comparison):
-    own = Figure(figsize=(9, 7))
-    assert plotting.rank_one(comparison, own) is own
-    assert len(own.axes) == 4
-    assert own.axes[3].get_legend() is not None  # no layout makes room for it outside
-    left, _ = Figure(layout="constrained").subfigures(1, 2)
-    assert plotting.rank_one(comparison, left) is left
-    assert len(left.legends) == 1

@@ -1,4 +1,4 @@
-"""Equal heads, and when they separate: against the flow of all heads and SciPy."""
+"""Equal heads, and their separation, against the flow of all heads and SciPy."""
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +36,7 @@ def problems():
 
 @pytest.mark.parametrize("kind", ["scores", "replicator", "chain"])
 def test_the_quotient_is_the_flow_of_equal_heads(kind):
-    """One head and its copies, beside all heads, as long as rounding lets them."""
+    """One head and its copies against all heads, while rounding keeps them equal."""
     problem = problems()[kind]
     one = SymmetricHeads(problem)
     start = one.init(seed=1, scale=0.3)
@@ -85,12 +85,7 @@ def test_a_deviation_follows_the_linearisation(kind):
     def field(y):
         params = back(y)
         gradient = jax.grad(problem)(params)
-        own = getattr(problem, "steepest_descent", None)
-        velocity = (
-            jax.tree.map(jnp.negative, gradient)
-            if own is None
-            else own(params, gradient)
-        )
+        velocity = problem.velocity(params, gradient)
         return jax.flatten_util.ravel_pytree(velocity)[0]
 
     both = jax.jit(lambda z: jnp.concatenate(jax.jvp(field, (z[:n],), (z[n:],))))
@@ -111,8 +106,8 @@ def test_a_deviation_follows_the_linearisation(kind):
 
 @pytest.mark.parametrize("geometry", ["scores", "replicator"])
 def test_the_time_of_separation_is_that_of_the_linearisation(geometry):
-    """When the heads' attention has come apart by 0.02, within 5 %. By a tenth what is
-    not linear already moves the time by 7 to 9 %."""
+    """The time at which the attention of the heads differs by 0.02, within 5 %. At 0.1
+    nonlinear terms already shift the time by 7 to 9 %."""
     problem = TensorFactorisation(target(positions=8), 3, geometry)
     one = SymmetricHeads(problem)
     apart = 0.02
@@ -150,7 +145,7 @@ def deviation(attention):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: SymmetricHeads(3), "one of several heads, .* got int"),
+        (lambda: SymmetricHeads(3), "problem with several heads, .* got int"),
         (
             lambda: linearised_along(
                 lambda x: x @ x,

@@ -1,4 +1,4 @@
-"""Contexts of which each holds few of all tokens, as short lists."""
+"""Contexts and targets in sparse form, for contexts with few of all tokens."""
 
 import equinox as eqx
 import jax
@@ -9,33 +9,34 @@ from jaxtyping import Float, Int
 from .._core.types import AnyArray
 
 
-class ShortLists(eqx.Module):
-    """The same contexts and targets as in tables over all tokens, of which almost all
-    entries would be zero."""
+class SparseContexts(eqx.Module):
+    """The nonzero entries of two tables: how often each token occurs in each context,
+    and how often each token follows it."""
 
     keys: Int[np.ndarray, "contexts s"]
-    """The tokens of each context, each once; a short list is filled up with zeros."""
+    """The distinct tokens of each context; short rows are padded with token 0."""
     log_counts: Float[np.ndarray, "contexts s"]
-    """How often each occurs; -inf where the list is filled up."""
-    rows: Int[np.ndarray, " seen"]
-    """A context,"""
-    tokens: Int[np.ndarray, " seen"]
-    """a token that came next,"""
-    shares: Float[np.ndarray, " seen"]
-    """and the probability w_c T[c, y] of both."""
+    """How often each of them occurs, as a logarithm; -inf in the padding."""
+    rows: Int[np.ndarray, " pairs"]
+    """The context of each pair of a context c and a next token y that was seen."""
+    tokens: Int[np.ndarray, " pairs"]
+    """The next token of each pair."""
+    shares: Float[np.ndarray, " pairs"]
+    """The probability w_c T[c, y] of each pair."""
     vocabulary: int = eqx.field(static=True)
+    """The number of tokens, d."""
 
     @classmethod
-    def of(
+    def from_examples(
         cls,
         contexts: Int[np.ndarray, "contexts length"],
         rows: Int[np.ndarray, " examples"],
         following: Int[np.ndarray, " examples"],
         often: Float[np.ndarray, " examples"],
         vocabulary: int,
-    ) -> "ShortLists":
-        """From the tokens of each context, in any order, and examples: which context,
-        what followed, and how often that was seen."""
+    ) -> "SparseContexts":
+        """From the tokens of each context, in any order, and examples: the context of
+        each, the token that followed, and how often this was seen."""
         tokens = np.sort(contexts, axis=1)
         size, length = tokens.shape
         new = np.ones(tokens.shape, bool)
@@ -63,11 +64,11 @@ class ShortLists(eqx.Module):
     def attention(
         self, scores: Float[AnyArray, "d d"], queries: Int[AnyArray, " contexts"]
     ) -> Float[AnyArray, "contexts d"]:
-        """softmax over what occurs in each context, zero elsewhere."""
+        """The softmax over the tokens of each context; zero for all other tokens."""
         contexts = np.arange(len(queries))[:, None]
         here = jnp.asarray(scores)[queries[:, None], self.keys] + self.log_counts
         table = jnp.zeros((len(queries), self.vocabulary), here.dtype)
-        # What fills a list up adds zero to token 0.
+        # The padding adds zero to token 0.
         return table.at[contexts, self.keys].add(jax.nn.softmax(here, axis=-1))
 
     def mean(self, values: Float[AnyArray, "contexts d"]) -> Float[AnyArray, ""]:
@@ -76,6 +77,7 @@ class ShortLists(eqx.Module):
 
     @property
     def log_multiplicities(self) -> Float[np.ndarray, "contexts d"]:
+        """The logarithms of the counts as a table over all tokens."""
         table = np.full((len(self.keys), self.vocabulary), -np.inf)
         where = np.isfinite(self.log_counts)
         table[np.nonzero(where)[0], self.keys[where]] = self.log_counts[where]
@@ -84,6 +86,7 @@ class ShortLists(eqx.Module):
     def targets(
         self, weights: Float[np.ndarray, " contexts"]
     ) -> Float[np.ndarray, "contexts d"]:
+        """T[c, y] as a table over all tokens."""
         table = np.zeros((len(self.keys), self.vocabulary))
         table[self.rows, self.tokens] = self.shares / weights[self.rows]
         return table
