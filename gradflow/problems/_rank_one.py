@@ -1,7 +1,7 @@
 """The rank-one reduction of the one-layer Transformer: its flow in 2d+2 numbers."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -48,6 +48,9 @@ class RankOneProblem(AbstractPopulationLoss):
     keeps α and ᾱ, so that there both flows are the same, whatever m and k: this is the
     Transformer of width and head width one.
     """
+
+    reduces: ClassVar = OneLayerTransformer
+    """The model whose flow this problem reduces."""
 
     population: Checked[Population]
 

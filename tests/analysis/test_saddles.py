@@ -92,6 +92,10 @@ def test_why_the_flow_left(saddles, narrow):
     table = str(saddles[1e-6])
     for word in ("θ¹", "0.72714", "0.07978", "5+70"):
         assert word in table
+    titles, *lines = table.splitlines()
+    assert len(set(titles.split())) == 13  # the names of columns are unique
+    assert [line.split()[0] for line in lines[-13:]] == titles.split()
+    assert all(line.endswith(".") for line in lines[-13:])
 
 
 def tilted(p):
