@@ -45,7 +45,7 @@ from _common import (
 from matplotlib.figure import Figure
 
 import gradflow
-from gradflow.plotting._common import COLOURS
+from gradflow.plotting import COLOURS
 
 AFTERWARDS = 20.0
 """How long to go on once growth at rate μ alone would have brought W0 to size one."""

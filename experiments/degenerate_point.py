@@ -36,7 +36,7 @@ from matplotlib.figure import Figure
 
 import gradflow
 from gradflow.landscape import CriticalPoint, hessian_spectrum
-from gradflow.plotting._common import COLOURS
+from gradflow.plotting import COLOURS
 
 STICKINESS = 0.5
 SETTLED = 1500.0

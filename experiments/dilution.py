@@ -38,7 +38,7 @@ from matplotlib.lines import Line2D
 
 import gradflow
 from gradflow.landscape import hessian_spectrum
-from gradflow.plotting._common import COLOURS
+from gradflow.plotting import COLOURS
 
 SCALE = 1e-6
 FITTED = (1e-4, 1e-2)

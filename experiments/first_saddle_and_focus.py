@@ -63,7 +63,7 @@ from matplotlib.figure import Figure
 
 import gradflow
 from gradflow.landscape import Spectrum, hessian_spectrum
-from gradflow.plotting._common import COLOURS
+from gradflow.plotting import COLOURS
 
 FINEST = 1e-6
 LEAST_FREQUENCY = 0.01

@@ -31,7 +31,7 @@ from phase_diagrams import maxima
 from scipy import special, stats
 
 import gradflow
-from gradflow.plotting._common import COLOURS
+from gradflow.plotting import COLOURS
 
 SCALES = (1e-3, 1e-4, 1e-5, 1e-6, 1e-7)
 WIDTH, BLOCK, TIMES, RTOL = 10, 100, 1200, 1e-7

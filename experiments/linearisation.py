@@ -35,7 +35,7 @@ from matplotlib.figure import Figure
 
 import gradflow
 from gradflow.landscape import linearised_flow
-from gradflow.plotting._common import COLOURS
+from gradflow.plotting import COLOURS
 
 NEAR = 0.1
 """r, relative to ‖θ¹‖."""
