@@ -15,7 +15,8 @@ from ._levels import draw_levels, drawn_levels, label_levels, levels_of
 from ._stages import plot_stages
 
 CURVE = "gradflow:loss"
-"""The group id of loss curves, by which a later call recognises them."""
+"""The beginning of the group id of loss curves, by which a later call recognises them.
+The rest is the first loss of the flow, at time 0, which has no place on the Axes."""
 FINEST = 0.01
 """The change of the loss between two drawn times, relative to its range, above which
 times between them are added."""
@@ -40,9 +41,11 @@ def plot_loss(
 
     Several flows may share the same Axes: each takes the next colour, and the limits
     grow to include all of them. A loss that rises far, as in a training run that
-    diverges, leaves the Axes at the top and does not flatten the rest. With h the
-    largest first loss, upper quartile or reference line, and l the lowest of all, the
-    Axes end at h + (h - l)/2 if a loss exceeds that.
+    diverges, leaves the Axes at the top and does not flatten the rest: the Axes end at
+    h + (h - l)/2 if a loss exceeds that, where l is the lowest loss or reference line
+    and h the largest of the reference lines, the first losses and the upper quartiles.
+    The quartile of a loss that ends above its first value is taken up to the last time
+    at which it was not.
 
     Where the loss changes fast between saved times, the curve is refined on the flow's
     dense output, if that was kept.
@@ -58,7 +61,8 @@ def plot_loss(
     ax = axes_or_new(ax)
     earlier = drawn_curves(ax)
     colour = COLOURS[len(earlier) % len(COLOURS)]
-    (line,) = ax.plot(ts, loss, color=colour, linewidth=2, zorder=3, gid=CURVE)
+    gid = f"{CURVE}:{float(flow.loss[0])!r}"
+    (line,) = ax.plot(ts, loss, color=colour, linewidth=2, zorder=3, gid=gid)
     curves = [*earlier, line]
     draw_levels(ax, levels_of(flow))
     _set_limits(ax, curves)
@@ -78,7 +82,7 @@ def plot_loss(
 
 def drawn_curves(ax: Axes) -> list[Line2D]:
     """The loss curves that are on the Axes."""
-    return [line for line in ax.lines if line.get_gid() == CURVE]
+    return [line for line in ax.lines if str(line.get_gid()).startswith(CURVE)]
 
 
 def loss_curve(
@@ -127,12 +131,10 @@ def _set_limits(ax: Axes, curves: Sequence[Line2D]) -> None:
     """Include every curve and reference line, except losses that rise far above."""
     times = [np.asarray(line.get_xdata(), dtype=float) for line in curves]
     logarithmic_clock(ax, np.sort(np.concatenate(times)))
-    losses = [np.asarray(line.get_ydata(), dtype=float) for line in curves]
-    losses = [loss[np.isfinite(loss)] for loss in losses]
-    losses = [loss for loss in losses if loss.size]
+    losses = [_finite_losses(line) for line in curves]
     levels = [float(np.asarray(line.get_ydata())[0]) for line in drawn_levels(ax)]
     low = min([loss.min() for loss in losses] + levels)
-    usual = max([max(loss[0], np.quantile(loss, 0.75)) for loss in losses] + levels)
+    usual = max([_usual_height(loss) for loss in losses] + levels)
     highest = max([loss.max() for loss in losses] + levels)
     top = usual + 0.5 * (usual - low)
     is_cut = low < usual and highest > top
@@ -142,6 +144,19 @@ def _set_limits(ax: Axes, curves: Sequence[Line2D]) -> None:
         ax.set_ylim(low - margin, high + (0.0 if is_cut else margin))
     else:
         ax.margins(y=0.1)
+
+
+def _finite_losses(line: Line2D) -> Float[np.ndarray, " times"]:
+    """The losses of a curve, from the loss at time 0 on."""
+    first = float(str(line.get_gid()).removeprefix(f"{CURVE}:"))
+    losses = np.append(first, np.asarray(line.get_ydata(), dtype=float))
+    return losses[np.isfinite(losses)]
+
+
+def _usual_height(loss: Float[np.ndarray, " times"]) -> float:
+    """The height of a loss, apart from rare spikes and from a final divergence."""
+    before = loss[: 1 + np.flatnonzero(loss <= loss[0])[-1]]
+    return float(max(loss[0], np.quantile(before, 0.75)))
 
 
 def _draw_legend(ax: Axes, curves: Sequence[Line2D]) -> None:

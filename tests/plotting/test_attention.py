@@ -86,7 +86,7 @@ def test_attention_of_fewer_heads_than_lags(heads_flow, ax):
 
 
 def test_attention_of_heads_in_a_small_axes(heads_flow):
-    ax = Figure(figsize=(3, 1)).subplots()
+    ax = Figure(figsize=(3, 0.8)).subplots()
     plotting.plot_attention(heads_flow, ax)
     assert [label.get_text() for label in ax.get_yticklabels()] == ["1", "2", "3"]
     assert ax.get_ylabel() == "head (lags from the top)"
