@@ -128,7 +128,6 @@ def compare_rank_one(
     flow = check_flow(flow)
     problem = _one_layer_problem(flow)
     start, end = _window(flow, start, end)
-    solver = same_solver(flow.settings, flow.solver)
     reduction = RankOneProblem(problem.population)
     if start is None:
         start = _nearest_time(reduction, flow, _times_between(flow, 0.0, end)[:-1])
@@ -136,16 +135,7 @@ def compare_rank_one(
     states = _stacked([flow.at(float(t)) for t in times])
     first = _at(states, 0)
     alpha, alpha_bar = map(np.asarray, reduction.directions(first))
-    reduced = integrate(
-        reduction,
-        reduction.project(first),
-        float(times[-1] - start),
-        ts=times - start,
-        solver=solver,
-        rtol=flow.settings.rtol,
-        atol=flow.settings.atol,
-        step=flow.settings.step,
-    )
+    reduced = _reduced_flow(flow, reduction, first, times - start)
     model = problem.model
     embedded = reduction.embed(
         reduced.params, model.width, model.head_width, alpha, alpha_bar
@@ -182,6 +172,26 @@ def compare_rank_one(
             threshold: _first_crossing(times, distance, threshold, distance_at)
             for threshold in PARTED
         },
+    )
+
+
+def _reduced_flow(
+    flow: Flow,
+    reduction: RankOneProblem,
+    first: PyTree,
+    ts: Float[np.ndarray, " times"],
+) -> Flow:
+    """The flow of the reduction from the full state `first`, saved at the times `ts`,
+    with the solver and the tolerances of the full flow."""
+    return integrate(
+        reduction,
+        reduction.project(first),
+        float(ts[-1]),
+        ts=ts,
+        solver=same_solver(flow.settings, flow.solver),
+        rtol=flow.settings.rtol,
+        atol=flow.settings.atol,
+        step=flow.settings.step,
     )
 
 

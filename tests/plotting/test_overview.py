@@ -10,6 +10,7 @@ import pytest
 from figure_parts import legend
 
 from gradflow import plotting
+from gradflow.cli import main
 
 PANELS = (
     plotting.plot_loss,
@@ -66,6 +67,13 @@ def test_overview_of_heads_is_their_loss_and_attention(heads_flow):
     assert figure.axes[1].get_ylabel() == "head → lag"
 
 
+def test_the_command_line_draws_heads(heads_flow, tmp_path, capsys):
+    run, figure = tmp_path / "heads.npz", tmp_path / "heads.png"
+    heads_flow.save(run)
+    assert main(["show", str(run), "--figure", str(figure)]) == 0
+    assert figure.read_bytes().startswith(b"\x89PNG")
+
+
 def test_overview_of_a_users_loss_on_the_model(flow):
     figure = plotting.plot_overview(
         dataclasses.replace(flow, problem=None, observables={})
@@ -86,7 +94,7 @@ def test_overview_of_a_users_loss_on_the_model(flow):
         (plotting.plot_embeddings, "W0"),
     ],
 )
-def test_what_does_not_apply_is_refused(bowl_flow, plot, named):
+def test_a_figure_that_does_not_apply_says_what_it_needs(bowl_flow, plot, named):
     with pytest.raises(ValueError, match=f"`{plot.__name__}` needs .*{named}.*: integ"):
         plot(bowl_flow)
     assert not plt.get_fignums()
