@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Float, PyTree
 
 from .._core.checks import Checked
-from ..flows import Flow, check_flow
+from ..flows import AbstractTrajectory, check_flow
 from ..problems import AbstractLoss
 
 ROUNDING = 1e-12
@@ -26,8 +26,8 @@ class Comparison(eqx.Module):
     """L(θ_flow(t)), with the loss of the flow."""
     training_loss: Float[np.ndarray, " times"]
     """L(θ_training(t)), with the same loss."""
-    flow: Flow
-    training: Flow
+    flow: AbstractTrajectory
+    training: AbstractTrajectory
 
     @property
     def loss_difference(self) -> Float[np.ndarray, " times"]:
@@ -44,7 +44,7 @@ class Comparison(eqx.Module):
         gap = int(np.argmax(np.abs(self.loss_difference)))
         return "\n".join(
             [
-                f"{self.training.stats['solver']} against {self.flow.stats['solver']} "
+                f"{self.training.stats.solver} against {self.flow.stats.solver} "
                 f"at {len(self.ts)} times to t = {self.ts[-1]:g}",
                 f"distance         ≤ {self.distance[worst]:.3g} at "
                 f"t = {self.ts[worst]:.4g} ({100 * self.relative[worst]:.2g} % of "
@@ -56,7 +56,9 @@ class Comparison(eqx.Module):
         )
 
 
-def compare(flow: Checked[Flow], training: Checked[Flow]) -> Comparison:
+def compare(
+    flow: Checked[AbstractTrajectory], training: Checked[AbstractTrajectory]
+) -> Comparison:
     """The distance of a training run from a flow as a curve in time,
 
         ‖θ_training(t) - θ_flow(t)‖,
@@ -111,6 +113,6 @@ def _flat(params: PyTree, count: int) -> Float[np.ndarray, "times n"]:
 
 
 def _losses(
-    flow: Flow, loss: AbstractLoss, ts: Float[np.ndarray, " times"]
+    flow: AbstractTrajectory, loss: AbstractLoss, ts: Float[np.ndarray, " times"]
 ) -> Float[np.ndarray, " times"]:
     return np.asarray(flow.observe(loss, ts), dtype=float)

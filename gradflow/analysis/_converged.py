@@ -10,7 +10,7 @@ from jaxtyping import Float
 from .._core import checks
 from .._core.checks import Checked
 from .._integrate import integrate, same_solver
-from ..flows import Flow, check_flow
+from ..flows import Flow, check_integrated
 
 ALLOWED = 10.0
 """The largest error of a converged flow, in units of rtol · max|θ|."""
@@ -65,7 +65,7 @@ def converged(
 
     A `Convergence`, which is true if the error is at most 10 · rtol · max|θ|.
     """
-    flow = check_flow(flow)
+    flow = check_integrated(flow)
     tighter = checks.positive_number("tighter", tighter)
     if tighter >= 1:
         raise ValueError(f"`tighter` must be below one, got {tighter:g}.")

@@ -6,12 +6,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from ..flows import Flow
-from ..flows._flow import AT_ONCE
+from ..flows import AT_ONCE, AbstractTrajectory
 
 
 def crossing(
-    flow: Flow,
+    flow: AbstractTrajectory,
     function: Callable[[Array, PyTree], PyTree],
     start: float,
     end: float,

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, PyTree
 
 from .._core.checks import Checked
 from .._core.results import AbstractResults, Column, legend, listed, table
-from ..flows import Flow, check_flow
+from ..flows import AbstractTrajectory, check_flow
 from ._crossing import crossing
 
 Condition = Callable[[PyTree], Any]
@@ -85,7 +85,7 @@ class Occurrences(AbstractResults[Occurrence]):
 
 
 def find_events(
-    flow: Checked[Flow],
+    flow: Checked[AbstractTrajectory],
     events: Checked[Event | Condition | Sequence[Event | Condition]],
 ) -> Occurrences:
     """Find every time at which one of `events` occurs along a flow. They do not stop
@@ -109,7 +109,7 @@ def find_events(
     return Occurrences(tuple(sorted(found, key=lambda e: e.t)))
 
 
-def _occurrences(flow: Flow, event: Event) -> Iterator[Occurrence]:
+def _occurrences(flow: AbstractTrajectory, event: Event) -> Iterator[Occurrence]:
     """The occurrences of one event, in no particular order."""
     timed = _Condition(event.condition)
     times = np.unique(np.append(0.0, flow.mesh))

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int, PyTree
 from .._core import checks
 from .._core.checks import Checked
 from .._integrate import integrate, same_solver
-from ..flows import Flow, check_flow
+from ..flows import Flow, check_integrated
 from ..problems import AbstractLoss, Problem, RankOneProblem
 
 PARTED = (0.01, 0.1)
@@ -125,7 +125,7 @@ def compare_rank_one(
     A `RankOneComparison` at the saved times of the flow between `start` and `end`, and
     at 200 geometrically spaced times.
     """
-    flow = check_flow(flow)
+    flow = check_integrated(flow)
     problem = _one_layer_problem(flow)
     start, end = _window(flow, start, end)
     reduction = RankOneProblem(problem.population)

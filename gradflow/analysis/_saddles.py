@@ -13,7 +13,7 @@ from .._core import checks
 from .._core.checks import Checked
 from .._core.ravel import Ravel
 from .._core.results import AbstractResults, Column, legend, listed, table
-from ..flows import Flow, check_flow
+from ..flows import AbstractTrajectory, check_flow
 from ..landscape import CriticalPoint, CriticalPointError, find_critical_point
 from ..problems import AbstractLoss, KnownSaddle
 from .stages import Plateau, Stages, find_stages
@@ -169,7 +169,7 @@ def _row(s: Saddle) -> tuple[str, ...]:
 
 
 def find_saddles(
-    flow: Checked[Flow],
+    flow: Checked[AbstractTrajectory],
     *,
     stages: Checked[Stages | None] = None,
     gap: Checked[float | None] = None,
@@ -249,7 +249,7 @@ class _Escape(eqx.Module):
 
 
 def _saddle(
-    flow: Flow, loss: AbstractLoss, plateau: Plateau, point: CriticalPoint
+    flow: AbstractTrajectory, loss: AbstractLoss, plateau: Plateau, point: CriticalPoint
 ) -> Saddle:
     """The measurements of the flow's departure from `point`."""
     ravel = Ravel.of(flow.start)
@@ -304,7 +304,9 @@ def _steadiest(
     return float(rates[np.argmin(change)])
 
 
-def _orbit_dimension(flow: Flow, loss: AbstractLoss, params: PyTree) -> int | None:
+def _orbit_dimension(
+    flow: AbstractTrajectory, loss: AbstractLoss, params: PyTree
+) -> int | None:
     """The dimension of the orbit of `params` under the known symmetries of the loss:
     the rank of their generators. Singular values count if they exceed the geometric
     mean of the largest weight at the start and the largest along the flow. At θ¹ this

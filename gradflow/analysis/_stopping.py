@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, PyTree
 
 from .._core.checks import Checked
 from .._core.types import Scalar
-from ..flows import Flow, check_flow
+from ..flows import AbstractTrajectory, check_flow
 from ..problems import AbstractLoss, checked_loss, descent
 from ._crossing import crossing
 
@@ -17,7 +17,8 @@ ROUNDING = 16 * np.finfo(float).eps
 
 
 def best_stopping_time(
-    flow: Checked[Flow], loss: Checked[Callable[[PyTree], Scalar] | None] = None
+    flow: Checked[AbstractTrajectory],
+    loss: Checked[Callable[[PyTree], Scalar] | None] = None,
 ) -> float:
     """The time at which the population loss M is least along a flow of another loss.
 

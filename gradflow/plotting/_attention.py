@@ -12,7 +12,7 @@ from matplotlib.font_manager import FontProperties
 
 from .._core.checks import Checked
 from ..analysis.stages import Stage
-from ..flows import Flow
+from ..flows import AbstractTrajectory
 from ._common import axes_or_new, logarithmic_clock, shown_times, tokens_of
 from ._stages import plot_stages
 
@@ -25,7 +25,7 @@ MOST_PLACES = 16
 
 
 def plot_attention(
-    flow: Checked[Flow],
+    flow: Checked[AbstractTrajectory],
     ax: Axes | None = None,
     *,
     stages: Sequence[Stage] | None = None,
@@ -87,12 +87,12 @@ class Rows(NamedTuple):
         return len(self.sources) * len(self.targets)
 
 
-def has_attention(flow: Flow) -> bool:
+def has_attention(flow: AbstractTrajectory) -> bool:
     """Whether `plot_attention` can draw the flow."""
     return _attention_axes(flow) is not None
 
 
-def attention_rows(flow: Flow) -> Rows:
+def attention_rows(flow: AbstractTrajectory) -> Rows:
     """The rows that are shown."""
     axes = _attention_axes(flow)
     if axes is None:
@@ -124,7 +124,9 @@ def attention_rows(flow: Flow) -> Rows:
     )
 
 
-def attention_values(flow: Flow, rows: Rows) -> Float[np.ndarray, "times rows"]:
+def attention_values(
+    flow: AbstractTrajectory, rows: Rows
+) -> Float[np.ndarray, "times rows"]:
     """The attention in each row at each saved time, as observed or, if it was not,
     computed from the parameters."""
     block = np.ix_(rows.sources, rows.targets)
@@ -141,7 +143,7 @@ def attention_values(flow: Flow, rows: Rows) -> Float[np.ndarray, "times rows"]:
     return np.asarray(chosen).reshape(len(flow.ts), -1)
 
 
-def _attention_axes(flow: Flow) -> tuple[str, str] | None:
+def _attention_axes(flow: AbstractTrajectory) -> tuple[str, str] | None:
     """The names of the two axes of the attention, or None if the flow has no attention
     that is a matrix. A square matrix of unknown axes, as of a user's own observable, is
     taken to be that of queries and keys."""
@@ -154,7 +156,7 @@ def _attention_axes(flow: Flow) -> tuple[str, str] | None:
     return (known[0], known[1]) if len(known) == 2 else None
 
 
-def _attention_shape(flow: Flow) -> tuple[int, ...]:
+def _attention_shape(flow: AbstractTrajectory) -> tuple[int, ...]:
     """The shape of the attention at one time; empty if there is none."""
     if "attention" in flow.observables:
         return np.shape(flow.observables["attention"])[1:]
@@ -163,7 +165,9 @@ def _attention_shape(flow: Flow) -> tuple[int, ...]:
     return ()
 
 
-def _attention_of(flow: Flow) -> Callable[[PyTree], Float[Array, "sources targets"]]:
+def _attention_of(
+    flow: AbstractTrajectory,
+) -> Callable[[PyTree], Float[Array, "sources targets"]]:
     return flow.knowledge.observables["attention"]
 
 

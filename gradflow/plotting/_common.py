@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from ..flows import Flow, check_flow
+from ..flows import AbstractTrajectory, check_flow
 
 # The colours of Okabe and Ito, which the colour-blind can tell apart, without the
 # yellow that is lost on white. Black is the boldest and comes last: few figures need
@@ -64,7 +64,7 @@ def new_figure(
     return NotebookFigure(figsize=(width, height), layout=layout)
 
 
-def shown_times(flow: Flow) -> Int[np.ndarray, " shown"]:
+def shown_times(flow: AbstractTrajectory) -> Int[np.ndarray, " shown"]:
     """The indices of the saved times of a flow that a logarithmic axis can show."""
     return after_zero(check_flow(flow).ts, "saved times", "flow")
 
@@ -95,7 +95,7 @@ def logarithmic_clock(ax: Axes, ts: Float[np.ndarray, " shown"]) -> None:
     ax.set_xlabel("time $t$")
 
 
-def loss_label(flow: Flow) -> str:
+def loss_label(flow: AbstractTrajectory) -> str:
     """The label of an axis that shows the loss. A loss that is compared with predictors
     is a cross-entropy, in nats."""
     return "loss $L$ (nats)" if flow.knowledge.baselines else "loss $L$"
@@ -122,7 +122,7 @@ class Tokens(NamedTuple):
         ]
 
 
-def tokens_of(flow: Flow, size: int) -> Tokens:
+def tokens_of(flow: AbstractTrajectory, size: int) -> Tokens:
     """All `size` tokens in order or, if there are many, the most frequent first."""
     shown = min(size, MOST_TOKENS)
     indices, which = np.arange(shown), "first"

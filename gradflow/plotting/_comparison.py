@@ -36,7 +36,7 @@ def plot_comparison(
         color="black",
         linewidth=1.2,
         linestyle=(0, (4, 3)),
-        label=compared.training.stats["solver"],
+        label=compared.training.stats.solver,
     )
     losses.set_ylabel(loss_label(compared.flow))
     losses.set_title("(a) Loss", loc="left")

@@ -5,11 +5,11 @@ from jaxtyping import Float
 from matplotlib.axes import Axes
 
 from .._core.checks import Checked
-from ..flows import Flow, check_flow
+from ..flows import AbstractTrajectory, check_flow
 from ._common import COLOURS, axes_or_new, tokens_of
 
 
-def plot_embeddings(flow: Checked[Flow], ax: Axes | None = None) -> Axes:
+def plot_embeddings(flow: Checked[AbstractTrajectory], ax: Axes | None = None) -> Axes:
     """The path of each token's embedding, a row of W0, in the plane of the first two
     right singular vectors of the final W0.
 
@@ -49,12 +49,12 @@ def plot_embeddings(flow: Checked[Flow], ax: Axes | None = None) -> Axes:
     return ax
 
 
-def has_embeddings(flow: Flow) -> bool:
+def has_embeddings(flow: AbstractTrajectory) -> bool:
     """Whether `plot_embeddings` can draw the flow."""
     return np.ndim(getattr(flow.params, "W0", 0.0)) == 3
 
 
-def embedding_paths(flow: Flow) -> Float[np.ndarray, "times d 2"]:
+def embedding_paths(flow: AbstractTrajectory) -> Float[np.ndarray, "times d 2"]:
     """The coordinates of each row of W0 at each saved time."""
     if not has_embeddings(flow):
         raise ValueError(

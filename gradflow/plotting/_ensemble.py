@@ -5,7 +5,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from .._core.checks import Checked
-from ..flows import Ensemble
+from ..flows import Ensemble, check_ensemble
 from ._common import COLOURS, axes_or_new, logarithmic_clock
 
 BANDS = {0.9: 0.18, 0.5: 0.35}
@@ -35,10 +35,7 @@ def plot_band(
     - `colour`: the colour of the median and the bands.
     - `label`: the name of the median in a legend.
     """
-    if not isinstance(ensemble, Ensemble):
-        raise ValueError(
-            f"`ensemble` must be an Ensemble, got {type(ensemble).__name__}."
-        )
+    ensemble = check_ensemble(ensemble)
     values = ensemble.values(name)
     chosen = component if isinstance(component, tuple) else (component,)
     shapes = [np.shape(x)[2:] for x in jax.tree.leaves(values)]

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.font_manager import FontProperties
 from matplotlib.lines import Line2D
 
-from ..flows import Flow
+from ..flows import AbstractTrajectory
 
 LEVEL = "gradflow:level"
 """The group id of reference lines, by which a later call recognises them."""
@@ -21,7 +21,7 @@ LEFT_OUT = "uniform"
 """The predictor without a line: a flow from a small start begins at its loss."""
 
 
-def levels_of(flow: Flow) -> dict[str, float]:
+def levels_of(flow: AbstractTrajectory) -> dict[str, float]:
     """The heights of the reference lines by name. A predictor whose loss is the floor,
     or that of another predictor, shares its line."""
     floor, baselines = flow.knowledge.floor, flow.knowledge.baselines

@@ -9,7 +9,7 @@ from matplotlib.lines import Line2D
 
 from .._core.checks import Checked
 from ..analysis.stages import Stage
-from ..flows import Flow
+from ..flows import AbstractTrajectory, Flow
 from ._common import COLOURS, axes_or_new, logarithmic_clock, loss_label, shown_times
 from ._levels import draw_levels, drawn_levels, label_levels, levels_of
 from ._stages import plot_stages
@@ -27,7 +27,7 @@ ROUNDS = 3
 
 
 def plot_loss(
-    flow: Checked[Flow],
+    flow: Checked[AbstractTrajectory],
     ax: Axes | None = None,
     *,
     label: str | None = None,
@@ -86,7 +86,7 @@ def drawn_curves(ax: Axes) -> list[Line2D]:
 
 
 def loss_curve(
-    flow: Flow,
+    flow: AbstractTrajectory,
 ) -> tuple[Float[np.ndarray, " times"], Float[np.ndarray, " times"]]:
     """The loss at the saved times after 0 and, where it changes fast, at times between
     them for which there is dense output."""
@@ -104,10 +104,10 @@ def loss_curve(
     return ts, loss
 
 
-def _dense_until(flow: Flow) -> float:
+def _dense_until(flow: AbstractTrajectory) -> float:
     """The time until which the flow is known between its saved times. A training run
     is known at its iterates only."""
-    if flow.dense is None or flow.problem is None or flow.settings.discrete:
+    if not isinstance(flow, Flow) or flow.dense is None or flow.problem is None:
         return 0.0
     return flow.dense.until
 

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from .._core.checks import Checked
 from ..analysis.stages import Stage
-from ..flows import Flow, check_flow
+from ..flows import AbstractTrajectory, check_flow
 from ._attention import (
     attention_rows,
     comfortable_height,
@@ -21,7 +21,7 @@ from ._singular_values import has_singular_values, plot_singular_values
 
 
 def plot_overview(
-    flow: Checked[Flow], *, stages: Sequence[Stage] | None = None
+    flow: Checked[AbstractTrajectory], *, stages: Sequence[Stage] | None = None
 ) -> Figure:
     """Loss, singular values, attention and embeddings in one figure, as far as they
     apply to the flow. `stages` are shown in all panels except the embeddings.

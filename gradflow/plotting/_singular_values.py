@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 
 from .._core.checks import Checked
 from ..analysis.stages import Stage
-from ..flows import Flow
+from ..flows import AbstractTrajectory
 from ._common import COLOURS, axes_or_new, logarithmic_clock, shown_times
 from ._stages import plot_stages
 
@@ -24,7 +24,7 @@ _matrices = {
 
 
 def plot_singular_values(
-    flow: Checked[Flow],
+    flow: Checked[AbstractTrajectory],
     ax: Axes | None = None,
     *,
     stages: Sequence[Stage] | None = None,
@@ -58,7 +58,7 @@ def plot_singular_values(
     return ax
 
 
-def has_singular_values(flow: Flow) -> bool:
+def has_singular_values(flow: AbstractTrajectory) -> bool:
     """Whether `plot_singular_values` can draw the flow."""
     return all(
         np.ndim(flow.observables.get(name, 0.0)) == 2 or _factors(flow, name)
@@ -66,7 +66,9 @@ def has_singular_values(flow: Flow) -> bool:
     )
 
 
-def singular_values(flow: Flow, name: str) -> Float[np.ndarray, "times r"]:
+def singular_values(
+    flow: AbstractTrajectory, name: str
+) -> Float[np.ndarray, "times r"]:
     """The singular values of one matrix, as observed or, if they were not, computed
     from the parameters. Values that are zero up to rounding become gaps, so that they
     do not stretch the logarithmic axis."""
@@ -89,7 +91,9 @@ def singular_values(flow: Flow, name: str) -> Float[np.ndarray, "times r"]:
     return np.where(values > rounding, values, np.nan)
 
 
-def _factors(flow: Flow, name: str) -> list[Float[np.ndarray, "times a b"]]:
+def _factors(
+    flow: AbstractTrajectory, name: str
+) -> list[Float[np.ndarray, "times a b"]]:
     """The parameters whose product has these singular values; empty if the flow does
     not have them."""
     fields = _matrices[name][0]

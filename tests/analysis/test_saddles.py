@@ -1,4 +1,4 @@
-"""The saddles that a flow passed, against closed forms and a saddle known exactly."""
+"""The saddles that a flow passes, compared with closed forms."""
 
 import jax
 import jax.numpy as jnp
@@ -124,7 +124,7 @@ def test_a_saddle_known_exactly():
     assert saddle.t == pytest.approx(np.log(16 / 0.2e-10) / 4.2, rel=1e-4)
 
 
-def test_what_is_no_saddle_is_said(narrow):
+def test_a_flow_without_saddles_says_why(narrow):
     resting = gradflow.integrate(lambda x: 0.5 * jnp.sum(x**2), jnp.ones(2), 5.0)
     found = gradflow.find_saddles(resting)
     assert len(found) == 0

@@ -8,7 +8,7 @@ import pytest
 
 import gradflow
 from gradflow import InfiniteContext, MarkovChain, OneLayerTransformer, Problem
-from gradflow.flows import _flow
+from gradflow.flows import _trajectory
 
 
 def decay(x):
@@ -135,8 +135,8 @@ def test_large_flows_are_looked_at_where_they_were_saved(
     kept = gradflow.integrate(
         reference, reference.init(), float(flow.ts[-1]), observables=(), dense_memory=0
     )
-    monkeypatch.setattr(_flow, "COSTLY", 0)
-    monkeypatch.setattr(_flow, "_integrate_again", [None])  # would not be callable
+    monkeypatch.setattr(_trajectory, "COSTLY", 0)
+    monkeypatch.setattr(gradflow.Flow, "pieces_again", None)  # is not called
     found = gradflow.find_stages(kept)
     assert found.names == stages.names
     assert set(found.boundaries) <= set(kept.ts)

@@ -41,7 +41,7 @@ The cycle is the number of patterns acquired so far.
 
 None of this depends on the saved times as long as the flow has its dense output: events
 are searched for on the steps of the solver and located between them. For a large flow
-whose dense output was not kept (`stats["dense_until"]`), only the saved times are
+whose dense output was not kept (`stats.dense_until`), only the saved times are
 available from there on: boundaries are the nearest saved times, and anything shorter
 than the gap between two of them is missed.
 """

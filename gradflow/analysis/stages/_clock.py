@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, PyTree
 
 from ..._core.ravel import path_name
 from ..._core.types import AnyArray
-from ...flows import Flow
+from ...flows import AbstractTrajectory
 from ...problems import AbstractLoss, descent
 from .._crossing import crossing
 from ._stage import Plateau, Stage
@@ -50,7 +50,7 @@ class Extremum(NamedTuple):
 class Clock:
     """The speed along a flow, its prominent extrema and the stretches between them."""
 
-    def __init__(self, flow: Flow, loss: AbstractLoss):
+    def __init__(self, flow: AbstractTrajectory, loss: AbstractLoss):
         self.flow, self.loss = flow, loss
         self.speed = _Speed(loss)
         self.mesh = np.unique(np.append(0.0, flow.mesh))

@@ -3,7 +3,7 @@
 from typing import overload
 
 from ..._core.checks import Checked
-from ...flows import Ensemble, Flow, check_flow
+from ...flows import AbstractTrajectory, Ensemble, check_flow
 from ._clock import Clock, plain_stages
 from ._focus_and_dilution import focus_and_dilution
 from ._heads import competition_and_cooperation
@@ -11,10 +11,12 @@ from ._stage import EnsembleStages, Stages
 
 
 @overload
-def find_stages(flow: Flow) -> Stages: ...
+def find_stages(flow: AbstractTrajectory) -> Stages: ...
 @overload
 def find_stages(flow: Ensemble) -> EnsembleStages: ...
-def find_stages(flow: Checked[Flow | Ensemble]) -> Stages | EnsembleStages:
+def find_stages(
+    flow: Checked[AbstractTrajectory | Ensemble],
+) -> Stages | EnsembleStages:
     """The stages of a flow, as defined at the top of `gradflow.analysis.stages`.
 
     The flow of a one-layer Transformer has the stages of Focus and Dilution; a flow of
@@ -44,7 +46,7 @@ def find_stages(flow: Checked[Flow | Ensemble]) -> Stages | EnsembleStages:
     return _stages_of(check_flow(flow))
 
 
-def _stages_of(flow: Flow) -> Stages:
+def _stages_of(flow: AbstractTrajectory) -> Stages:
     loss = flow.require_problem("`gradflow.find_stages`")
     clock = Clock(flow, loss)
     if loss.stage_theory == "patterns":
