@@ -127,7 +127,11 @@ def test_the_table_explains_its_columns(through_two_cycles):
     assert all(line.endswith(".") for line in legend)
 
 
-def test_large_flows_are_looked_at_where_they_were_saved(
+def _refuse(flow, params, t0, t1):
+    raise AssertionError("a large flow is integrated again")
+
+
+def test_large_flows_are_evaluated_at_their_saved_times(
     through_two_cycles, reference, monkeypatch
 ):
     """Without dense output, and too large to be integrated again."""
@@ -136,7 +140,7 @@ def test_large_flows_are_looked_at_where_they_were_saved(
         reference, reference.init(), float(flow.ts[-1]), observables=(), dense_memory=0
     )
     monkeypatch.setattr(_trajectory, "COSTLY", 0)
-    monkeypatch.setattr(gradflow.Flow, "pieces_again", None)  # is not called
+    monkeypatch.setattr(gradflow.Flow, "pieces_again", _refuse)
     found = gradflow.find_stages(kept)
     assert found.names == stages.names
     assert set(found.boundaries) <= set(kept.ts)

@@ -10,7 +10,6 @@ import pytest
 from figure_parts import legend
 
 from gradflow import plotting
-from gradflow.cli import main
 
 PANELS = (
     plotting.plot_loss,
@@ -65,13 +64,6 @@ def test_overview_of_heads_is_their_loss_and_attention(heads_flow):
         "(b) Attention",
     ]
     assert figure.axes[1].get_ylabel() == "head → lag"
-
-
-def test_the_command_line_draws_heads(heads_flow, tmp_path, capsys):
-    run, figure = tmp_path / "heads.npz", tmp_path / "heads.png"
-    heads_flow.save(run)
-    assert main(["show", str(run), "--figure", str(figure)]) == 0
-    assert figure.read_bytes().startswith(b"\x89PNG")
 
 
 def test_overview_of_a_users_loss_on_the_model(flow):
