@@ -17,15 +17,10 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import gradflow
+from gradflow.plotting import COLOURS as COLOURS
 
 REFERENCE_LAW = (0.75, 0.19, 0.05, 0.01)
 REFERENCE_STICKINESS = 0.5
-# Okabe and Ito's colours, which colour-blind readers can tell apart, without the yellow
-# that is invisible on white.
-COLOURS = (
-    *("#0072B2", "#D55E00", "#009E73", "#CC79A7"),
-    *("#E69F00", "#56B4E9", "#8C8C8C", "#000000"),
-)
 
 
 class Claim(NamedTuple):

@@ -320,7 +320,7 @@ def draw(measurement: Measurement) -> Figure:
         for ax in (values, attention, entropy):
             ax.legend(fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
         loss.set_xlabel("")
-        plotting.shade(list(axes[:, column]), followed.stages)
+        plotting.plot_stages(followed.stages, list(axes[:, column]))
     return figure
 
 

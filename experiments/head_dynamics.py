@@ -180,7 +180,7 @@ def draw(measurement: Measurement) -> Figure:
             ax.set_xlim(ts[0], ts[-1])
             for t in stages.boundaries:
                 ax.axvline(t, color="0.5", linewidth=0.7)
-        plotting.shade(list(column), stages)
+        plotting.plot_stages(stages, list(column))
     return figure
 
 

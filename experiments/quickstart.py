@@ -15,7 +15,7 @@ def main() -> None:
 
     figure = Path("out/quickstart.png")
     figure.parent.mkdir(exist_ok=True)
-    gradflow.plotting.overview(flow).savefig(figure, dpi=150)
+    gradflow.plotting.plot_overview(flow).savefig(figure, dpi=150)
     print(f"figure           {figure}")
 
 

@@ -128,7 +128,7 @@ def draw(measurement: Measurement) -> Figure:
         ax.set_xscale("log")
         ax.set_xlim(flow.ts[1], flow.ts[-1])
         ax.set_ylabel("loss, nats", fontsize="small")
-        plotting.shade(ax, stages)
+        plotting.plot_stages(stages, ax)
         s = r"$\infty$" if length == "∞" else str(length)
         ax.text(
             0.02,

@@ -112,7 +112,7 @@ def draw(measurement: Measurement) -> Figure:
     loss, values = above.subplots(2, 1, sharex=True)
     plotting.plot_loss(flow, loss)
     plotting.plot_singular_values(flow, values)
-    plotting.shade([loss, values], stages)
+    plotting.plot_stages(stages, [loss, values])
     loss.set_xlabel("")
     values.legend(fontsize="small", loc="upper left")
     for i, t in enumerate(times):

@@ -1,4 +1,4 @@
-"""What a flow means: its stages, saddles, events and comparisons."""
+"""The meaning of a flow: its stages, saddles, events and comparisons."""
 
 from ._compare import Comparison as Comparison, compare as compare
 from ._converged import Convergence as Convergence, converged as converged
@@ -16,8 +16,10 @@ from ._saddles import Saddle as Saddle, Saddles as Saddles, find_saddles as find
 from ._stopping import best_stopping_time as best_stopping_time
 from .stages import (
     Acquisition as Acquisition,
+    EnsembleStages as EnsembleStages,
     Plateau as Plateau,
     Stage as Stage,
+    StageMedian as StageMedian,
     Stages as Stages,
     find_stages as find_stages,
 )

@@ -1,6 +1,4 @@
-"""compare(): how far a training is from the flow that it follows."""
-
-from typing import Any
+"""compare(): the distance of a training run from the flow that it follows."""
 
 import equinox as eqx
 import jax
@@ -8,27 +6,28 @@ import numpy as np
 from jaxtyping import Float, PyTree
 
 from .._core.checks import Checked
-from ..flows._flow import Flow
+from ..flows import AbstractTrajectory, check_flow
+from ..problems import AbstractLoss
 
 ROUNDING = 1e-12
-"""By how much, relatively, a clock may run past the flow's end and still be there."""
+"""The relative amount by which a training time may exceed the end of the flow."""
 
 
 class Comparison(eqx.Module):
-    """A training and a flow as curves in time. `print` shows a summary."""
+    """A training run and a flow as curves in time. `print` shows a summary."""
 
     ts: Float[np.ndarray, " times"]
-    """The training's saved times, as far as the flow goes."""
+    """The saved times of the training run, up to the end of the flow."""
     distance: Float[np.ndarray, " times"]
     """‖θ_training(t) - θ_flow(t)‖."""
     relative: Float[np.ndarray, " times"]
-    """The same, relative to ‖θ_flow(t)‖."""
+    """The same distance, relative to ‖θ_flow(t)‖."""
     flow_loss: Float[np.ndarray, " times"]
     """L(θ_flow(t)), with the loss of the flow."""
     training_loss: Float[np.ndarray, " times"]
     """L(θ_training(t)), with the same loss."""
-    flow: Flow
-    training: Flow
+    flow: AbstractTrajectory
+    training: AbstractTrajectory
 
     @property
     def loss_difference(self) -> Float[np.ndarray, " times"]:
@@ -45,7 +44,7 @@ class Comparison(eqx.Module):
         gap = int(np.argmax(np.abs(self.loss_difference)))
         return "\n".join(
             [
-                f"{self.training.stats['solver']} against {self.flow.stats['solver']} "
+                f"{self.training.stats.solver} against {self.flow.stats.solver} "
                 f"at {len(self.ts)} times to t = {self.ts[-1]:g}",
                 f"distance         ≤ {self.distance[worst]:.3g} at "
                 f"t = {self.ts[worst]:.4g} ({100 * self.relative[worst]:.2g} % of "
@@ -57,25 +56,25 @@ class Comparison(eqx.Module):
         )
 
 
-def compare(flow: Checked[Flow], training: Checked[Flow]) -> Comparison:
-    """The distance of a training from a flow, as curves in time:
+def compare(
+    flow: Checked[AbstractTrajectory], training: Checked[AbstractTrajectory]
+) -> Comparison:
+    """The distance of a training run from a flow as a curve in time,
 
-        ‖θ_training(t) - θ_flow(t)‖
+        ‖θ_training(t) - θ_flow(t)‖,
 
-    at the training's saved times t, as far as the flow goes.
+    at the saved times t of the training run, up to the end of the flow.
 
     **Arguments:**
 
-    - `flow`: what is followed; it knows its loss, by which both are judged.
-    - `training`: of `gradflow.train`, or any other flow of the same parameters.
+    - `flow`: the flow to follow. Its loss is evaluated along both.
+    - `training`: a result of `gradflow.train`, or another flow of the same parameters.
     """
-    for name, value in {"flow": flow, "training": training}.items():
-        if not isinstance(value, Flow):
-            raise ValueError(f"`{name}` must be a Flow, got {type(value).__name__}.")
+    flow, training = check_flow(flow), check_flow(training, "training")
     ours, theirs = (_shapes(f.start) for f in (flow, training))
     if ours != theirs:
         raise ValueError(
-            "`training` must have the parameters of `flow`, "
+            "`training` must have parameters of the same structure as `flow`, "
             f"{ours[1]}, got {theirs[1]}."
         )
     loss = flow.require_problem("`gradflow.compare`")
@@ -83,8 +82,8 @@ def compare(flow: Checked[Flow], training: Checked[Flow]) -> Comparison:
     ts = training.ts[training.ts <= (1 + ROUNDING) * end]
     if not np.any(ts > 0):
         raise ValueError(
-            f"`training` must have a saved time after 0 and up to {end:g}, where "
-            f"`flow` ends; its first is {training.ts[training.ts > 0][:1]}."
+            f"`training` must have a saved time between 0 and {end:g}, where `flow` "
+            f"ends, but its first is {training.ts[training.ts > 0][:1]}."
         )
     followed = np.minimum(ts, end)
     target = _flat(flow.at(followed), len(ts))
@@ -101,18 +100,19 @@ def compare(flow: Checked[Flow], training: Checked[Flow]) -> Comparison:
     )
 
 
-def _shapes(params: PyTree) -> tuple[Any, list[tuple[int, ...]]]:
+def _shapes(params: PyTree) -> tuple[object, list[tuple[int, ...]]]:
+    """The structure of a pytree and the shape of every leaf."""
     leaves, structure = jax.tree.flatten(params)
     return structure, [np.shape(leaf) for leaf in leaves]
 
 
 def _flat(params: PyTree, count: int) -> Float[np.ndarray, "times n"]:
-    """The first `count` of stacked parameters, each as one vector."""
+    """The first `count` of the stacked parameters, each as one vector."""
     leaves = [np.asarray(leaf)[:count] for leaf in jax.tree.leaves(params)]
     return np.concatenate([leaf.reshape(count, -1) for leaf in leaves], axis=1)
 
 
 def _losses(
-    flow: Flow, loss: Any, ts: Float[np.ndarray, " times"]
+    flow: AbstractTrajectory, loss: AbstractLoss, ts: Float[np.ndarray, " times"]
 ) -> Float[np.ndarray, " times"]:
     return np.asarray(flow.observe(loss, ts), dtype=float)

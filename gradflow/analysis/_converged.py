@@ -1,4 +1,4 @@
-"""converged(): the global error of a flow, observed."""
+"""converged(): the global error of a flow, measured against a more accurate one."""
 
 from typing import Any
 
@@ -10,24 +10,24 @@ from jaxtyping import Float
 from .._core import checks
 from .._core.checks import Checked
 from .._integrate import integrate, same_solver
-from ..flows._flow import Flow
+from ..flows import Flow, check_integrated
 
 ALLOWED = 10.0
-"""By how much the error of a whole flow may exceed rtol · max|θ|."""
+"""The largest error of a converged flow, in units of rtol · max|θ|."""
 
 
 class Convergence(eqx.Module):
-    """How far a flow is from a more accurate one. True where it is within ten times
-    `rtol` times the largest parameter."""
+    """The distance of a flow from a more accurate one. It is true if the largest error
+    is at most 10 · rtol · max|θ|."""
 
     ts: Float[np.ndarray, " times"]
     error: Float[np.ndarray, " times"]
-    """The largest error of a parameter at each saved time."""
+    """The largest error of any parameter at each saved time."""
     size: float
-    """The largest parameter of the whole flow, in absolute value."""
+    """max|θ|, the largest absolute value of any parameter along the flow."""
     rtol: float
     against: str
-    """What the flow was compared with."""
+    """The tolerance, step or solver of the more accurate flow."""
 
     @property
     def ratio(self) -> float:
@@ -49,24 +49,23 @@ class Convergence(eqx.Module):
 
 
 def converged(
-    flow: Checked[Flow], *, tighter: Checked[float] = 0.01, solver: Any = None
+    flow: Checked[Flow], *, tighter: Checked[float] = 0.01, solver: object = None
 ) -> Convergence:
-    """Integrate a flow again at `tighter` times its tolerances, and compare the whole
-    trajectories at the saved times.
+    """Integrate a flow again with tighter tolerances, and compare the two trajectories
+    at the saved times.
 
     **Arguments:**
 
     - `flow`: a flow that knows its loss.
-    - `tighter`: by what factor to multiply both tolerances; below one. A solver with
-        steps of one length takes steps half as long instead.
-    - `solver`: another solver than the flow's, for an independent check.
+    - `tighter`: the factor, below one, that multiplies both tolerances. A solver of
+        constant step takes steps half as long instead.
+    - `solver`: a different solver, for an independent check. By default the flow's own.
 
     **Returns:**
 
-    A `Convergence`, true where the error is within 10 · rtol · max|θ|.
+    A `Convergence`, which is true if the error is at most 10 · rtol · max|θ|.
     """
-    if not isinstance(flow, Flow):
-        raise ValueError(f"`flow` must be a Flow, got {type(flow).__name__}.")
+    flow = check_integrated(flow)
     tighter = checks.positive_number("tighter", tighter)
     if tighter >= 1:
         raise ValueError(f"`tighter` must be below one, got {tighter:g}.")

@@ -1,26 +1,32 @@
-"""When something happens along a flow: located between steps, on its dense output."""
+"""find_events(): the times at which conditions on the parameters change."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, PyTree
+from jaxtyping import Array, Float, PyTree
 
 from .._core.checks import Checked
-from ..flows import AT_ONCE, Flow
+from .._core.results import AbstractResults, Column, legend, listed, table
+from ..flows import AbstractTrajectory, check_flow
+from ._crossing import crossing
+
+Condition = Callable[[PyTree], Any]
+"""A real function of the parameters that crosses zero, or a boolean function."""
 
 
 class Event(eqx.Module):
     """A condition on the parameters: a real function that crosses zero, or a boolean
-    one that changes. `find_events` says when; as `integrate(event=…)` it ends the flow
-    where it happens first."""
+    one that changes. `find_events` finds the times; `integrate(event=…)` ends the flow
+    at the first of them."""
 
-    condition: Callable[[PyTree], Any]
+    condition: Condition
     name: str = eqx.field(static=True)
 
-    def __init__(self, condition: Checked[Callable], name: Checked[str | None] = None):
+    def __init__(self, condition: Checked[Condition], name: Checked[str | None] = None):
         if not callable(condition):
             raise ValueError(
                 "`condition` must be a function of the parameters, got "
@@ -34,7 +40,7 @@ class Event(eqx.Module):
 
 
 class Occurrence(eqx.Module):
-    """That an event happened."""
+    """One occurrence of an event along a flow."""
 
     name: str = eqx.field(static=True)
     t: float
@@ -42,107 +48,93 @@ class Occurrence(eqx.Module):
     """Whether the condition rose through zero, or became true."""
 
 
-class Occurrences(eqx.Module):
-    """What `find_events` found, in the order of time."""
+_COLUMNS = (
+    Column("event", "the name of the event, or of its condition.", 0, "<"),
+    Column("t", "the time at which it occurs, up to rounding.", 12, "<"),
+    Column(
+        "change", "rising if the condition rises through zero or becomes true.", 0, "<"
+    ),
+)
 
-    all: tuple[Occurrence, ...]
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Occurrences(AbstractResults[Occurrence]):
+    """The occurrences of events along a flow in order of time. `print` shows them as a
+    table."""
+
+    occurrences: tuple[Occurrence, ...]
 
     def __len__(self) -> int:
-        return len(self.all)
+        return len(self.occurrences)
 
-    def __getitem__(self, index: Any) -> Any:
-        return self.all[index]
+    def _result(self, index: int) -> Occurrence:
+        return self.occurrences[index]
 
-    def __iter__(self) -> Iterator[Occurrence]:
-        return iter(self.all)
+    def _summary(self) -> str:
+        return listed([f"{e.name} at t = {e.t:.4g}" for e in self.occurrences])
 
-    def __str__(self) -> str:
-        if not self.all:
-            return "no event"
-        width = max(len(occurrence.name) for occurrence in self.all)
-        return "\n".join(
-            f"{e.name:{width}}  t = {e.t:<12.8g} {'rising' if e.rising else 'falling'}"
-            for e in self.all
-        )
+    def _table(self) -> str:
+        if not self.occurrences:
+            return "no event found: no condition changes along the flow"
+        rows = [
+            (e.name, f"{e.t:.8g}", "rising" if e.rising else "falling")
+            for e in self.occurrences
+        ]
+        meanings = [(c.title, c.meaning) for c in _COLUMNS]
+        return f"{table(_COLUMNS, rows)}\n{legend(meanings)}"
 
 
-def find_events(flow: Checked[Flow], events: Any) -> Occurrences:
-    """Every time at which one of `events` happens along the flow, which they do not
-    stop.
+def find_events(
+    flow: Checked[AbstractTrajectory],
+    events: Checked[Event | Condition | Sequence[Event | Condition]],
+) -> Occurrences:
+    """Find every time at which one of `events` occurs along a flow. They do not stop
+    the flow.
 
     **Arguments:**
 
     - `flow`: a flow with dense output, or one that knows its loss.
     - `events`: an `Event` or a function of the parameters, or a list of them.
 
-    A condition is looked at after every step of the solver: that it changes twice
-    within one step goes unseen. Where it changed, the time is located on the dense
-    output to rounding.
+    Each condition is evaluated after every step of the solver, so that two changes
+    within one step are missed. Where it changed, the time is located on the dense
+    output up to rounding.
     """
-    if not isinstance(flow, Flow):
-        raise ValueError(f"`flow` must be a Flow, got {type(flow).__name__}.")
+    flow = check_flow(flow)
     several = events if isinstance(events, Sequence) else [events]
-    found = []
+    found: list[Occurrence] = []
     for condition in several:
         event = condition if isinstance(condition, Event) else Event(condition)
         found += _occurrences(flow, event)
     return Occurrences(tuple(sorted(found, key=lambda e: e.t)))
 
 
-def _occurrences(flow: Flow, event: Event) -> Iterator[Occurrence]:
+def _occurrences(flow: AbstractTrajectory, event: Event) -> Iterator[Occurrence]:
+    """The occurrences of one event, in no particular order."""
     timed = _Condition(event.condition)
     times = np.unique(np.append(0.0, flow.mesh))
     values = flow.along(timed, times)
     if values.ndim != 1 or np.any(np.isnan(values)):
         raise ValueError(
-            f"`events` must be real or boolean conditions; {event.name!r} is not a "
+            f"`events` must be real or boolean conditions, but {event.name!r} is not a "
             "number, or more than one, somewhere along the flow."
         )
     for i in np.flatnonzero(np.sign(values[:-1]) * np.sign(values[1:]) < 0):
         t = crossing(flow, timed, times[i], times[i + 1])
         yield Occurrence(event.name, t, bool(values[i] < 0))
-    for i in np.flatnonzero(values == 0):  # just at a step
+    for i in np.flatnonzero(values == 0):  # exactly at a step
         before, after = values[max(i - 1, 0)], values[min(i + 1, len(values) - 1)]
         if before * after < 0:
             yield Occurrence(event.name, float(times[i]), bool(before < 0))
 
 
 class _Condition(eqx.Module):
-    condition: Callable
+    """A condition as a real function of time and parameters."""
 
-    def __call__(self, t: Any, params: PyTree) -> Any:
+    condition: Condition
+
+    def __call__(self, t: Float[Array, ""], params: PyTree) -> Array:
         value = jnp.asarray(self.condition(params))
         if value.dtype == bool:
             return jnp.where(value, 1.0, -1.0)
         return value.astype(jnp.float64)
-
-
-def crossing(
-    flow: Flow,
-    function: Callable,
-    start: float,
-    end: float,
-    value: Callable[[Any], Float[np.ndarray, " times"]] = lambda seen: seen,
-) -> float:
-    """The time between `start` and `end` at which `value` of `function(t, params)`, of
-    different signs there, crosses zero, to rounding.
-
-    The interval is cut into as many parts as are looked at in one call, again and
-    again: by a factor of 31 each time, and no other function is compiled than the one
-    that found the crossing. Of a large flow whose dense output was not kept there, it
-    is that of the two times which is nearer to the crossing: they are saved ones, and
-    to look in between is to integrate again.
-    """
-    low, high = float(start), float(end)
-    if flow.is_costly_between(low, high):
-        at_low, at_high = np.abs(value(flow.along(function, np.array([low, high]))))
-        return low if at_low < at_high else high
-    while True:
-        times = np.linspace(low, high, AT_ONCE)
-        if np.any(np.diff(times) <= 0):
-            return high
-        above = value(flow.along(function, times)) > 0
-        change = np.flatnonzero(above[:-1] != above[1:])
-        if not change.size:
-            return high
-        low, high = float(times[change[0]]), float(times[change[0] + 1])

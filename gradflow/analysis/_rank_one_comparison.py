@@ -1,4 +1,4 @@
-"""compare_rank_one(): a flow beside its rank-one reduction."""
+"""compare_rank_one(): a flow compared with its rank-one reduction."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,50 +7,48 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float, Int, PyTree
 
 from .._core import checks
 from .._core.checks import Checked
 from .._integrate import integrate, same_solver
-from ..flows._flow import Flow
-from ..models import OneLayerParameters, OneLayerTransformer
-from ..problems import RankOneProblem
-from ..problems._problem import Problem
+from ..flows import Flow, check_integrated
+from ..problems import AbstractLoss, Problem, RankOneProblem
 
 PARTED = (0.01, 0.1)
-"""Relative distances whose times are printed."""
+"""The relative distances whose times are printed."""
 RANK_ONE_ATTENTION = 0.1
-"""How far from rank one WQ and WK may be where a comparison starts by itself."""
+"""The largest relative distance of WQ and WK from rank one at a default start."""
 LOOKED_AT = 200
-"""Times, geometrically spaced, at which a flow is looked at beside its saved times."""
+"""The number of geometrically spaced times at which flows are compared, in addition to
+the saved times."""
 
 
 class RankOneComparison(eqx.Module):
-    """A flow of the one-layer Transformer and the flow of its rank-one reduction, from
-    the same state on. `print(comparison)` shows a summary,
-    `gradflow.plotting.rank_one(comparison)` a figure.
+    """A flow of the one-layer Transformer and the flow of its rank-one reduction from
+    the same state. `print` shows a summary, `gradflow.plotting.plot_rank_one` a figure.
 
-    Times are the full flow's: the reduced flow, which is one of its own, is at time
-    t - `start` when the full one is at t.
+    Times are those of the full flow: the reduced flow is at time t - `start` when the
+    full flow is at t.
     """
 
     full: Flow
     reduced: Flow
     start: float
-    """When both were the same, but for what projecting took from the full state."""
+    """The time at which the full state was projected to start the reduced flow."""
     alpha: Float[np.ndarray, " m"]
-    """α at the start, which the reduction keeps."""
+    """α at the start, which the reduction keeps constant."""
     alpha_bar: Float[np.ndarray, " k"]
-    """ᾱ at the start, which the reduction keeps."""
+    """ᾱ at the start, which the reduction keeps constant."""
     times: Float[np.ndarray, " times"]
-    """From `start` on: where the following are given."""
+    """The times of the curves below, from `start` on."""
     distance: Float[np.ndarray, " times"]
-    """‖θ(t) - θ'(t)‖/‖θ(t)‖, where θ' is what the reduced state stands for."""
+    """‖θ(t) - θ'(t)‖/‖θ(t)‖, where θ' are the full parameters of the reduced state."""
     off_manifold: Float[np.ndarray, " times"]
-    """The relative distance of θ(t) from the nearest rank-one state of all, which no
-    reduction can undercut."""
+    """The relative distance of θ(t) from the nearest rank-one state: a lower bound of
+    `distance`."""
     attention_off_manifold: float
-    """How far WQ and WK alone were from rank one at the start."""
+    """The relative distance of WQ and WK alone from rank one at the start."""
     full_loss: Float[np.ndarray, " times"]
     reduced_loss: Float[np.ndarray, " times"]
     full_gamma: Float[np.ndarray, "times d"]
@@ -59,14 +57,15 @@ class RankOneComparison(eqx.Module):
     frequent: int
     """The most frequent token."""
     full_attention: Float[np.ndarray, "times d"]
-    """Of each query, on the most frequent token."""
+    """The attention of each query to the most frequent token."""
     reduced_attention: Float[np.ndarray, "times d"]
     parted: dict[float, float | None]
-    """When the relative distance first exceeded 1 % and 10 %; None if it never did."""
+    """The times at which the relative distance first exceeds 1 % and 10 %; None if it
+    never does."""
 
     def parts_at(self, threshold: Checked[float]) -> float | None:
         """The first time at which the relative distance exceeds `threshold`, located
-        between the times of this comparison; None if it never does."""
+        between the times of this comparison; None if there is none."""
         threshold = checks.positive_number("threshold", threshold)
         return _first_crossing(self.times, self.distance, threshold, self._distance_at)
 
@@ -96,7 +95,7 @@ class RankOneComparison(eqx.Module):
         return "\n".join(lines)
 
     def _before_parting(self) -> str:
-        """How well attention is followed as long as the parameters are."""
+        """The largest difference in attention until the parameters have parted."""
         first = self.parted[PARTED[0]]
         before = self.times <= (np.inf if first is None else first)
         gap = np.abs(self.full_attention - self.reduced_attention)[before]
@@ -109,26 +108,26 @@ def compare_rank_one(
     start: Checked[float | None] = None,
     end: Checked[float | None] = None,
 ) -> RankOneComparison:
-    """Project a flow's state at the time `start` onto the rank-one manifold, integrate
-    the reduction from there by the same solver at the same tolerances, and compare.
+    """Project the state of a flow at the time `start` onto the rank-one manifold,
+    integrate the reduction from there with the same solver and tolerances, and compare.
 
     **Arguments:**
 
-    - `flow`: of a `Problem` with a `OneLayerTransformer`.
-    - `start`: when the reduction takes over. By default the time at which the flow is
-        nearest to the manifold, among those at which WQ and WK, which are small for
-        long, are by themselves rank one within 10 %: after condensation, when focus has
-        grown out of the noise.
-    - `end`: until when to compare; by default the end of the flow.
+    - `flow`: a flow of a `Problem` with a `OneLayerTransformer`.
+    - `start`: the time at which the reduction starts. By default the time at which the
+        flow is nearest to the manifold, among those at which WQ and WK, which stay
+        small for long, are rank one within 10 % by themselves: after condensation, when
+        focus has grown out of the noise.
+    - `end`: the end of the comparison. By default the end of the flow.
 
     **Returns:**
 
-    A `RankOneComparison`, at the flow's saved times between `start` and `end` and at
-    200 geometrically spaced ones.
+    A `RankOneComparison` at the saved times of the flow between `start` and `end`, and
+    at 200 geometrically spaced times.
     """
+    flow = check_integrated(flow)
     problem = _one_layer_problem(flow)
     start, end = _window(flow, start, end)
-    solver = same_solver(flow.settings, flow.solver)
     reduction = RankOneProblem(problem.population)
     if start is None:
         start = _nearest_time(reduction, flow, _times_between(flow, 0.0, end)[:-1])
@@ -136,23 +135,16 @@ def compare_rank_one(
     states = _stacked([flow.at(float(t)) for t in times])
     first = _at(states, 0)
     alpha, alpha_bar = map(np.asarray, reduction.directions(first))
-    reduced = integrate(
-        reduction,
-        reduction.project(first),
-        float(times[-1] - start),
-        ts=times - start,
-        solver=solver,
-        rtol=flow.settings.rtol,
-        atol=flow.settings.atol,
-        step=flow.settings.step,
-    )
+    reduced = _reduced_flow(flow, reduction, first, times - start)
     model = problem.model
     embedded = reduction.embed(
         reduced.params, model.width, model.head_width, alpha, alpha_bar
     )
     distance = _relative_distance(states, embedded)
     off = _off_manifold(reduction, states)
-    frequent = int(np.argmax(problem.population.chain.stationary))
+    frequencies = problem.token_frequencies
+    assert frequencies is not None  # every unordered population has them
+    frequent = int(np.argmax(frequencies))
     full_loss, full_attention = _seen(problem, states, frequent)
     reduced_loss, reduced_attention = _seen(reduction, reduced.params, frequent)
 
@@ -183,14 +175,35 @@ def compare_rank_one(
     )
 
 
+def _reduced_flow(
+    flow: Flow,
+    reduction: RankOneProblem,
+    first: PyTree,
+    ts: Float[np.ndarray, " times"],
+) -> Flow:
+    """The flow of the reduction from the full state `first`, saved at the times `ts`,
+    with the solver and the tolerances of the full flow."""
+    return integrate(
+        reduction,
+        reduction.project(first),
+        float(ts[-1]),
+        ts=ts,
+        solver=same_solver(flow.settings, flow.solver),
+        rtol=flow.settings.rtol,
+        atol=flow.settings.atol,
+        step=flow.settings.step,
+    )
+
+
 #
 # When to start
 #
 
 
 def _times_between(flow: Flow, start: float, end: float) -> Float[np.ndarray, " times"]:
-    """Both ends, the saved times between them, and geometrically spaced ones. From 0 to
-    the end of a flow these are what `integrate` saves by default, and cost nothing."""
+    """Both ends, the saved times between them, and geometrically spaced times. From 0
+    to the end of a flow these are the times that `integrate` saves by default, at no
+    cost."""
     saved = flow.ts[(flow.ts > start) & (flow.ts < end)]
     spaced = np.geomspace(start if start > 0 else 1e-5 * end, end, LOOKED_AT)
     return np.unique(np.concatenate([[start], saved, spaced[1:-1], [end]]))
@@ -199,25 +212,25 @@ def _times_between(flow: Flow, start: float, end: float) -> Float[np.ndarray, " 
 def _nearest_time(
     reduction: RankOneProblem, flow: Flow, times: Float[np.ndarray, " some"]
 ) -> float:
-    """Where the flow is nearest to the manifold with rank-one attention: the best of
-    `times`, and then, on the dense output, the best between its neighbours."""
+    """The time at which the flow is nearest to the manifold and its attention is rank
+    one: the best of `times`, refined on the dense output between its neighbours."""
     from scipy.optimize import minimize_scalar
 
     def score(t: float) -> float:
-        """The distance; above one, and by how much, where attention is not rank one."""
+        """The distance; where attention is not rank one, one plus its distance."""
         distance, attention = _off_manifold_of(reduction, flow.at(t))
         if attention > RANK_ONE_ATTENTION:
             return 1 + float(attention)
-        # Below the tolerance the distance is the solver's doing, and no better.
+        # Below the tolerance, differences between distances are solver error.
         return max(float(distance), flow.settings.rtol)
 
     scores = np.array([score(float(t)) for t in times])
     best = int(np.argmin(scores))
     if scores[best] > 1:
         raise ValueError(
-            "`start` must be given, as WQ and WK are nowhere rank one within "
-            f"{100 * RANK_ONE_ATTENTION:g} % until t = {times[-1]:g} in this flow: at "
-            f"best within {100 * (scores[best] - 1):.0f} %, at t = {times[best]:g}."
+            f"`start` must be given: up to t = {times[-1]:g}, WQ and WK of this flow "
+            f"are never rank one within {100 * RANK_ONE_ATTENTION:g} %. They come "
+            f"closest at t = {times[best]:g}, within {100 * (scores[best] - 1):.0f} %."
         )
     if scores[best] == flow.settings.rtol:
         return float(times[best])
@@ -230,17 +243,17 @@ def _nearest_time(
 
 @eqx.filter_jit
 def _off_manifold_of(
-    reduction: RankOneProblem, state: OneLayerParameters
+    reduction: RankOneProblem, state: PyTree
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """The distances of all parameters, and of WQ and WK, from rank one."""
     return reduction.distance(state), reduction.attention_distance(state)
 
 
 def _off_manifold(
-    reduction: RankOneProblem, states: OneLayerParameters
+    reduction: RankOneProblem, states: PyTree
 ) -> Float[np.ndarray, "times 2"]:
     count = len(states.W0)
-    # One by one: compiled once, however many there are.
+    # One by one, which compiles once for any number of states.
     return np.array([_off_manifold_of(reduction, _at(states, i)) for i in range(count)])
 
 
@@ -249,9 +262,7 @@ def _off_manifold(
 #
 
 
-def _relative_distance(
-    states: OneLayerParameters, others: OneLayerParameters
-) -> Float[np.ndarray, " times"]:
+def _relative_distance(states: PyTree, others: PyTree) -> Float[np.ndarray, " times"]:
     """‖θ - θ'‖/‖θ‖ at each time."""
     theta, other = (
         np.concatenate(
@@ -265,15 +276,20 @@ def _relative_distance(
 
 
 def _distance_at(
-    full: Flow, reduced: Flow, start: float, directions: tuple[Any, Any], t: float
+    full: Flow,
+    reduced: Flow,
+    start: float,
+    directions: tuple[Float[np.ndarray, " m"], Float[np.ndarray, " k"]],
+    t: float,
 ) -> float:
-    problem: Any = full.problem
-    reduction: Any = reduced.problem
+    """‖θ - θ'‖/‖θ‖ at time t of the full flow."""
+    reduction = reduced.problem
+    assert isinstance(reduction, RankOneProblem)
     states = full.at([t])
     embedded = reduction.embed(
         reduced.at([min(t - start, reduced.ts[-1])]),
-        problem.model.width,
-        problem.model.head_width,
+        states.WQ.shape[1],
+        states.WQ.shape[2],
         *directions,
     )
     return float(_relative_distance(states, embedded)[0])
@@ -300,15 +316,17 @@ def _first_crossing(
 
 @eqx.filter_jit
 def _seen_of(
-    problem: Any, state: PyTree, frequent: Any
+    problem: AbstractLoss, state: PyTree, frequent: Int[Array, ""]
 ) -> tuple[Float[Array, ""], Float[Array, " d"]]:
-    return problem(state), problem.observables["attention"](state)[:, frequent]
+    return problem.in_double(state), problem.observables["attention"](state)[
+        :, frequent
+    ]
 
 
 def _seen(
-    problem: Any, states: PyTree, frequent: int
+    problem: AbstractLoss, states: PyTree, frequent: int
 ) -> tuple[Float[np.ndarray, " times"], Float[np.ndarray, "times d"]]:
-    """The loss, and the attention of each query on the most frequent token."""
+    """The loss, and the attention of each query to the most frequent token."""
     count = len(jax.tree.leaves(states)[0])
     rows = [
         _seen_of(problem, _at(states, i), jnp.asarray(frequent)) for i in range(count)
@@ -318,7 +336,7 @@ def _seen(
 
 
 def _stacked(states: list[PyTree]) -> PyTree:
-    """By NumPy: JAX would compile anew for each number of states."""
+    """States stacked by NumPy: JAX would compile again for each number of them."""
     return jax.tree.map(lambda *leaves: np.stack(leaves), *states)
 
 
@@ -335,20 +353,20 @@ def _size(params: PyTree) -> int:
 #
 
 
-def _one_layer_problem(flow: Any) -> Problem:
-    if not isinstance(flow, Flow):
-        raise ValueError(f"`flow` must be a Flow, got {type(flow).__name__}.")
+def _one_layer_problem(flow: Flow) -> Problem:
+    """The problem of the flow, if it has a rank-one reduction."""
     problem = flow.require_problem("`gradflow.compare_rank_one`")
-    model = getattr(problem, "model", None)
-    if not isinstance(problem, Problem) or not isinstance(model, OneLayerTransformer):
+    reduced = RankOneProblem.reduces
+    if not isinstance(problem, Problem) or not isinstance(problem.model, reduced):
         raise ValueError(
-            "`flow` must be one of a Problem with a OneLayerTransformer, which has the "
-            f"rank-one reduction; its loss is a {type(problem).__name__}."
+            "`flow` must be a flow of a Problem with a OneLayerTransformer, which "
+            f"has a rank-one reduction, but its loss is a {type(problem).__name__}."
         )
     return problem
 
 
-def _window(flow: Flow, start: Any, end: Any) -> tuple[float | None, float]:
+def _window(flow: Flow, start: object, end: object) -> tuple[float | None, float]:
+    """The checked start, if one is given, and end of a comparison."""
     last = float(flow.ts[-1])
     end = last if end is None else checks.positive_number("end", end)
     if end > last:

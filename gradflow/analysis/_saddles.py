@@ -1,8 +1,7 @@
-"""The saddles that a flow passed, and how well linear theory says why it left them."""
+"""find_saddles(): the saddles that a flow passed, compared with linear theory."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass
 
 import equinox as eqx
 import jax
@@ -13,164 +12,190 @@ from jaxtyping import Array, Float, PyTree
 from .._core import checks
 from .._core.checks import Checked
 from .._core.ravel import Ravel
-from ..flows._flow import Flow
+from .._core.results import AbstractResults, Column, legend, listed, table
+from ..flows import AbstractTrajectory, check_flow
 from ..landscape import CriticalPoint, CriticalPointError, find_critical_point
+from ..problems import AbstractLoss, KnownSaddle
 from .stages import Plateau, Stages, find_stages
 
 LARGEST_ORBIT = 2**26
-"""Numbers in the matrix whose rank is the dimension of a symmetry's orbit."""
-
+"""The largest size of the matrix whose rank is the dimension of a symmetry orbit."""
 
 MAX_STEPS = 300
 ESCAPE_WIDTH = 32
 SAME_LOSS = 1e-9
-"""How far apart the losses of two critical points may be that are the same to theory:
-they are polished to ‖∇L‖ < 1e-12."""
+"""The largest difference between the loss of a critical point and that of the known
+saddle it is identified with: points are polished to ‖∇L‖ < 1e-12."""
 
 
 class Saddle(eqx.Module):
     """A critical point near which a flow was slow.
 
-    With P the projection on the eigenvectors of negative eigenvalues at θ*, the escape
-    eigenspace, linear theory says of the flow near θ* that P(θ - θ*) grows at a rate
-    between the least and the largest of them, and in the end at the largest, μ, while
-    everything else decays or stays.
+    Let P be the projection on the escape eigenspace: the eigenvectors at θ* with
+    negative eigenvalues. Linear theory predicts that near θ* the component P(θ - θ*)
+    grows at a rate between the smallest and the largest |λ| among them, and eventually
+    at the largest, μ, while every other component decays or stays.
     """
 
     t: float
-    """When the flow was slowest near it, from where θ* was searched for."""
+    """The time at which the flow was slowest; the search for θ* starts there."""
     plateau: Plateau
     point: CriticalPoint
-    known: Any
-    """The `KnownSaddle` of theory that it is, by its loss and index; or None."""
+    known: KnownSaddle | None
+    """The saddle of theory with the same loss and index, if there is one."""
     symmetry_nullity: int | None
-    """How many of the null directions at θ* turn it by a symmetry of the loss that is
-    known; None where none is known."""
+    """The number of null directions at θ* that a known symmetry of the loss explains;
+    None if no symmetry is known."""
     predicted_rate: float
-    """μ, minus the lowest eigenvalue at θ*."""
+    """μ: minus the lowest eigenvalue at θ*."""
     measured_rate: float
-    """d log‖P(θ - θ*)‖/dt, where it is steadiest between the slowest time and the
-    plateau's end."""
+    """d log‖P(θ - θ*)‖/dt where it is steadiest between the slowest time and the end of
+    the plateau."""
     overlap: float
-    """‖Pθ̇‖/‖θ̇‖, at its largest in that interval: how much of the flow leaves along
-    the escape eigenspace."""
+    """The largest ‖Pθ̇‖/‖θ̇‖ in that interval: one if the flow leaves within the escape
+    eigenspace."""
     departure: PyTree
-    """θ̇/‖θ̇‖ at that time: the direction in which the flow really left."""
+    """θ̇/‖θ̇‖ at that time: the direction in which the flow leaves."""
     predicted_residence: float
-    """The time that growth at rate μ takes from P(θ - θ*) at the slowest time to the
+    """The time in which P(θ - θ*), growing at rate μ from the slowest time, reaches the
     speed at which the plateau ends."""
     measured_residence: float
-    """The time that it took."""
+    """The time from the slowest point to the end of the plateau."""
 
     @property
     def params(self) -> PyTree:
+        """θ*."""
         return self.point.params
 
     @property
     def loss(self) -> float:
+        """L(θ*)."""
         return self.point.loss
 
     @property
     def index(self) -> int:
+        """The number of negative eigenvalues at θ*."""
         return self.point.index
 
     @property
     def nullity(self) -> int | None:
+        """The number of null directions at θ*, if the whole spectrum is known."""
         return self.point.nullity
 
     @property
     def other_nullity(self) -> int | None:
-        """Null directions that no known symmetry explains."""
+        """The number of null directions that no known symmetry explains."""
         if self.nullity is None:
             return None
         return self.nullity - (self.symmetry_nullity or 0)
 
     @property
     def distance(self) -> float:
-        """How far the search moved from the flow's slowest point."""
+        """The distance of θ* from the slowest point of the flow."""
         return self.point.distance
 
     @property
     def escape(self) -> Float[np.ndarray, "n index"]:
-        """The escape eigenspace: orthonormal columns, in the order of the flat
-        parameters."""
+        """An orthonormal basis of the escape eigenspace, one column each, in the order
+        of the flat parameters."""
         return self.point.eigenvectors[:, : self.index]
 
 
-class Saddles(Sequence):
-    """The saddles of a flow, in order. `print` shows them as a table."""
+_COLUMNS = (
+    Column("saddle", "the saddle of theory with this loss and index, if any.", 6, "<"),
+    Column("slowest", "the time at which the flow is slowest near the saddle.", 9),
+    Column("loss", "L at the saddle.", 9),
+    Column("‖∇L‖", "the norm of the gradient there, after polishing.", 8),
+    Column("moved", "the distance of the saddle from the flow's slowest point.", 8),
+    Column("index", "the number of negative Hessian eigenvalues.", 5),
+    Column(
+        "nullity",
+        "a+b null directions: a from known symmetries of the loss, b others.",
+        8,
+    ),
+    Column("theory", "the rate of departure that theory gives in closed form.", 8),
+    Column("rate", "the rate predicted here: minus the lowest eigenvalue.", 8),
+    Column("measured", "the rate at which the flow leaves.", 8),
+    Column("overlap", "the part of the velocity in the escape eigenspace, up to 1.", 7),
+    Column("stays", "the time near the saddle that linear theory predicts.", 8),
+    Column("stayed", "the time from the slowest point to the plateau's end.", 8),
+)
 
-    def __init__(self, saddles: Sequence[Saddle], notes: Sequence[str] = ()):
-        self._saddles = tuple(saddles)
-        self.notes = tuple(notes)
-        """What was slow and turned out to be no saddle, or was not found, and why."""
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Saddles(AbstractResults[Saddle]):
+    """The saddles of a flow in order of time. `print` shows them as a table."""
+
+    saddles: tuple[Saddle, ...]
+    notes: tuple[str, ...] = ()
+    """For each plateau without a saddle, the reason."""
 
     def __len__(self) -> int:
-        return len(self._saddles)
+        return len(self.saddles)
 
-    def __getitem__(self, index: Any) -> Any:
-        return self._saddles[index]
+    def _result(self, index: int) -> Saddle:
+        return self.saddles[index]
 
-    def __iter__(self) -> Iterator[Saddle]:
-        return iter(self._saddles)
+    def _summary(self) -> str:
+        return listed([f"t = {s.t:.4g}" for s in self.saddles])
 
-    def __repr__(self) -> str:
-        return f"Saddles({', '.join(f't = {s.t:.4g}' for s in self)})"
-
-    def __str__(self) -> str:
-        if not self._saddles:
+    def _table(self) -> str:
+        if not self.saddles:
             return "\n".join(["no saddle found", *self.notes])
-        head = (
-            f"{'saddle':<6} {'slowest':>9} {'loss':>9} {'‖∇L‖':>8} {'moved':>8} "
-            f"{'index':>5} {'nullity':>8} {'theory':>8} {'rate':>8} {'measured':>8} "
-            f"{'overlap':>7} {'stays':>8} {'measured':>8}"
-        )
-        lines = [head]
-        for s in self._saddles:
-            nullity = "" if s.nullity is None else str(s.nullity)
-            if s.nullity is not None and s.symmetry_nullity is not None:
-                nullity = f"{s.symmetry_nullity}+{s.other_nullity}"
-            name = "" if s.known is None else s.known.name
-            theory = "" if s.known is None else f"{s.known.rate:.5f}"
-            lines.append(
-                f"{name:<6} t = {s.t:>5.4g} {s.loss:>9.5f} "
-                f"{s.point.gradient_norm:>8.1e} {s.distance:>8.1e} {s.index:>5} "
-                f"{nullity:>8} {theory:>8} {s.predicted_rate:>8.5f} "
-                f"{s.measured_rate:>8.5f} {s.overlap:>7.4f} "
-                f"{s.predicted_residence:>8.4g} {s.measured_residence:>8.4g}"
-            )
-        return "\n".join([*lines, *self.notes])
+        meanings = [(c.title, c.meaning) for c in _COLUMNS]
+        rows = [_row(saddle) for saddle in self.saddles]
+        return "\n".join([table(_COLUMNS, rows), *self.notes, legend(meanings)])
+
+
+def _row(s: Saddle) -> tuple[str, ...]:
+    nullity = "" if s.nullity is None else str(s.nullity)
+    if s.nullity is not None and s.symmetry_nullity is not None:
+        nullity = f"{s.symmetry_nullity}+{s.other_nullity}"
+    return (
+        "" if s.known is None else s.known.name,
+        f"t = {s.t:>5.4g}",
+        f"{s.loss:.5f}",
+        f"{s.point.gradient_norm:.1e}",
+        f"{s.distance:.1e}",
+        str(s.index),
+        nullity,
+        "" if s.known is None else f"{s.known.rate:.5f}",
+        f"{s.predicted_rate:.5f}",
+        f"{s.measured_rate:.5f}",
+        f"{s.overlap:.4f}",
+        f"{s.predicted_residence:.4g}",
+        f"{s.measured_residence:.4g}",
+    )
 
 
 def find_saddles(
-    flow: Checked[Flow],
+    flow: Checked[AbstractTrajectory],
     *,
-    stages: Stages | None = None,
+    stages: Checked[Stages | None] = None,
     gap: Checked[float | None] = None,
     tolerance: Checked[float] = 1e-12,
 ) -> Saddles:
-    """The critical points that a flow passed: one for each plateau of its speed but the
-    last, where it rests.
+    """The critical points that a flow passed: one for each plateau of its speed except
+    the last, where it comes to rest.
 
-    Each is searched for from the flow's slowest point by Newton steps along the curved
-    directions only. The saddles of Focus and Dilution are points of critical manifolds,
-    along which a free search would slide, and the rate at which the flow leaves differs
-    from point to point.
+    The search starts from the slowest point of each plateau and takes Newton steps
+    along the curved directions only. The saddles of Focus and Dilution lie on critical
+    manifolds, along which an unrestricted search would slide, and the rate at which the
+    flow leaves differs from point to point.
 
     **Arguments:**
 
     - `flow`: a flow that knows its loss.
-    - `stages`: of this flow, if they are at hand.
+    - `stages`: the stages of this flow, if they are known already.
     - `gap`: directions with |λ| ≤ gap count as null; see `find_critical_point` for the
         default.
-    - `tolerance`: ‖∇L‖ to reach.
+    - `tolerance`: the ‖∇L‖ to reach.
 
     **Returns:**
 
-    `Saddles`, whose `notes` say of which plateaus no saddle came, and why.
+    `Saddles`, whose `notes` give the reason for each plateau without a saddle.
     """
-    if not isinstance(flow, Flow):
-        raise ValueError(f"`flow` must be a Flow, got {type(flow).__name__}.")
+    flow = check_flow(flow)
     if gap is not None:
         gap = checks.positive_number("gap", gap, zero_allowed=True)
     tolerance = checks.positive_number("tolerance", tolerance)
@@ -189,30 +214,29 @@ def find_saddles(
                 loss, start, gap=gap, tolerance=tolerance, max_steps=MAX_STEPS
             )
         except CriticalPointError as error:
-            came_to = str(error).partition(" The point is in")[0]
-            notes.append(f"{where}: {came_to}")
+            how_far = str(error).partition(" The point is in")[0]
+            notes.append(f"{where}: {how_far}")
             continue
         if point.index == 0:
             notes.append(
-                f"{where}: a critical point at distance {point.distance:.2g}, of loss "
-                f"{point.loss:.6f}, which no direction leaves (index 0)"
+                f"{where}: the critical point at distance {point.distance:.2g} with "
+                f"loss {point.loss:.6f} is not a saddle (index 0)"
             )
             continue
         found.append(_saddle(flow, loss, plateau, point))
-    return Saddles(found, notes)
+    return Saddles(tuple(found), tuple(notes))
 
 
 class _Escape(eqx.Module):
-    """How a flow moves away from θ* in the escape eigenspace."""
+    """The motion of a flow away from θ* within the escape eigenspace."""
 
-    loss: Callable
+    loss: AbstractLoss
     centre: Float[Array, " n"]
     basis: Float[Array, "n index"]
 
-    def __call__(self, t: Any, params: PyTree) -> dict[str, Array]:
+    def __call__(self, t: Float[Array, ""], params: PyTree) -> dict[str, Array]:
         ravel = Ravel.of(params)
-        gradient = jax.grad(lambda p: jnp.asarray(self.loss(p), jnp.float64))(params)
-        velocity = -ravel.ravel(gradient)
+        velocity = -ravel.ravel(jax.grad(self.loss.in_double)(params))
         away = self.basis.T @ (ravel.ravel(params) - self.centre)
         along = self.basis.T @ velocity
         speed, size = jnp.linalg.norm(velocity), jnp.linalg.norm(away)
@@ -225,11 +249,12 @@ class _Escape(eqx.Module):
 
 
 def _saddle(
-    flow: Flow, loss: Callable, plateau: Plateau, point: CriticalPoint
+    flow: AbstractTrajectory, loss: AbstractLoss, plateau: Plateau, point: CriticalPoint
 ) -> Saddle:
+    """The measurements of the flow's departure from `point`."""
     ravel = Ravel.of(flow.start)
     basis = point.eigenvectors[:, : point.index]
-    # Wider by columns of zeros, so that saddles of other indices need no compilation.
+    # Columns of zeros pad the basis, so that one compilation serves several indices.
     wider = -point.index % ESCAPE_WIDTH
     basis = jnp.asarray(np.pad(basis, ((0, 0), (0, wider))))
     escape = _Escape(loss, ravel.ravel(point.params), basis)
@@ -259,7 +284,8 @@ def _saddle(
     )
 
 
-def _known(loss: Any, point: CriticalPoint) -> Any:
+def _known(loss: AbstractLoss, point: CriticalPoint) -> KnownSaddle | None:
+    """The saddle of theory that `point` is."""
     for known in loss.known_saddles:
         if known.index == point.index and abs(known.loss - point.loss) < SAME_LOSS:
             return known
@@ -269,8 +295,8 @@ def _known(loss: Any, point: CriticalPoint) -> Any:
 def _steadiest(
     times: Float[np.ndarray, " times"], rates: Float[np.ndarray, " times"]
 ) -> float:
-    """The rate where it changes least, relative to itself and to the time in which it
-    makes a difference."""
+    """The rate r where |dr/dt|/r² is smallest: where it changes least within the time
+    1/r in which it acts."""
     if len(times) < 3:
         return float(rates[-1])
     slope = np.abs(np.gradient(rates, times))
@@ -278,11 +304,13 @@ def _steadiest(
     return float(rates[np.argmin(change)])
 
 
-def _orbit_dimension(flow: Flow, loss: Any, params: PyTree) -> int | None:
-    """The dimension of the orbit of `params` under the symmetries that the loss knows
-    of, from the rank of their generators. What moves less than half way, on a
-    logarithmic scale, from the flow's initial weights to its largest is not counted:
-    at θ¹, that weights which are still at their initial scale turn."""
+def _orbit_dimension(
+    flow: AbstractTrajectory, loss: AbstractLoss, params: PyTree
+) -> int | None:
+    """The dimension of the orbit of `params` under the known symmetries of the loss:
+    the rank of their generators. Singular values count if they exceed the geometric
+    mean of the largest weight at the start and the largest along the flow. At θ¹ this
+    excludes rotations of weights that are still at their initial scale."""
     generators = loss.symmetry_generators
     shapes = jax.tree.leaves(jax.eval_shape(generators, params))
     if not shapes or sum(x.size for x in shapes) > LARGEST_ORBIT:

@@ -1,36 +1,30 @@
-"""A training beside the flow that it follows."""
+"""plot_comparison(): a training run and the flow that it follows."""
 
 from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.figure import Figure, SubFigure
 
-from ..analysis._compare import Comparison
+from ..analysis import Comparison
 from ..analysis.stages import Stage
-from ._common import COLOURS, NotebookFigure, chain_of, logarithmic_clock
-from ._stages import shade
+from ._common import COLOURS, after_zero, logarithmic_clock, loss_label, new_figure
+from ._stages import plot_stages
 
 
-def comparison(
+def plot_comparison(
     compared: Comparison,
     figure: Figure | SubFigure | None = None,
     *,
     stages: Sequence[Stage] | None = None,
 ) -> Figure | SubFigure:
-    """A training and a flow: the loss of both, and their distance, over logarithmic
-    time. `stages`, of the flow, are shown as bands.
+    """A training run and a flow over logarithmic time: the losses of both, and their
+    distance. The `stages` of the flow are shown as bands.
 
-    Without a `figure` to draw in it makes one, which is not pyplot's: see `overview`.
+    By default a new figure is made outside pyplot, as by `plot_overview`.
     """
-    shown = np.flatnonzero(compared.ts > 0)
-    if len(shown) < 2:
-        raise ValueError(
-            "a figure over logarithmic time needs at least two times after 0, but "
-            f"this comparison has {len(shown)}."
-        )
+    shown = after_zero(compared.ts, "times", "comparison")
     if figure is None:
-        figure = NotebookFigure(figsize=(10.4, 4.2), layout="constrained")
-        figure.get_layout_engine().set(w_pad=0.1)  # pyright: ignore
+        figure = new_figure(10.4, 4.2)
     losses, distances = figure.subplots(1, 2)
     ts = compared.ts[shown]
     losses.plot(
@@ -42,13 +36,11 @@ def comparison(
         color="black",
         linewidth=1.2,
         linestyle=(0, (4, 3)),
-        label=compared.training.stats["solver"],
+        label=compared.training.stats.solver,
     )
-    losses.set_ylabel(
-        "loss $L$ (nats)" if chain_of(compared.flow) is not None else "loss $L$"
-    )
+    losses.set_ylabel(loss_label(compared.flow))
     losses.set_title("(a) Loss", loc="left")
-    # Upper right, which a falling loss leaves free.
+    # A falling loss leaves the upper right free.
     losses.legend(fontsize="small", loc="upper right")
 
     for values, colour, style, label in (
@@ -64,5 +56,5 @@ def comparison(
     for ax in (losses, distances):
         logarithmic_clock(ax, ts)
         if stages is not None:
-            shade(ax, stages)
+            plot_stages(stages, ax)
     return figure

@@ -1,18 +1,19 @@
-"""An ensemble as bands about its median."""
+"""plot_band(): an ensemble as bands around its median."""
 
 import jax
 import numpy as np
 from matplotlib.axes import Axes
 
-from ..flows._ensemble import Ensemble
+from .._core.checks import Checked
+from ..flows import Ensemble, check_ensemble
 from ._common import COLOURS, axes_or_new, logarithmic_clock
 
 BANDS = {0.9: 0.18, 0.5: 0.35}
-"""The share of the members that a band holds, and how dark it is."""
+"""The share of the members in each band, and its opacity."""
 
 
 def plot_band(
-    ensemble: Ensemble,
+    ensemble: Checked[Ensemble],
     name: str = "loss",
     ax: Axes | None = None,
     *,
@@ -20,24 +21,28 @@ def plot_band(
     colour: str = COLOURS[0],
     label: str | None = None,
 ) -> Axes:
-    """The median over an ensemble's members, with the bands that hold the middle half
-    and nine tenths of them, over logarithmic time. Members that failed are left out;
-    where others have ended, by an event, the median of the rest is dashed.
+    """The median over the members of an ensemble over logarithmic time, with bands that
+    contain the middle 50 % and 90 % of them. Members that failed are left out. Once
+    some members have ended by an event, the median of the others is dashed.
 
-    `name` is `loss`, `speed` or an observable; of one that is an array, `component` is
-    the index of the number that is shown, which the axis names unless `label` does.
+    **Arguments:**
+
+    - `ensemble`: a result of `gradflow.integrate_ensemble`.
+    - `name`: `"loss"`, `"speed"` or an observable.
+    - `ax`: the Axes to draw in. By default a new pyplot figure.
+    - `component`: for an observable that is an array, the index of the number to show.
+        The label of the axis includes it unless `label` is given.
+    - `colour`: the colour of the median and the bands.
+    - `label`: the name of the median in a legend.
     """
-    if not isinstance(ensemble, Ensemble):
-        raise ValueError(
-            f"`ensemble` must be an Ensemble, got {type(ensemble).__name__}."
-        )
+    ensemble = check_ensemble(ensemble)
     values = ensemble.values(name)
     chosen = component if isinstance(component, tuple) else (component,)
     shapes = [np.shape(x)[2:] for x in jax.tree.leaves(values)]
     if len(shapes) != 1 or len(chosen) != len(shapes[0]):
         what = f"of shape {shapes[0]}" if len(shapes) == 1 else "several arrays"
         raise ValueError(
-            f"`component` must pick one number of {name!r}, which is {what}, got "
+            f"`component` must select one number of {name!r}, which is {what}, got "
             f"{component!r}."
         )
     if not all(-n <= i < n for i, n in zip(chosen, shapes[0], strict=True)):
@@ -51,9 +56,8 @@ def plot_band(
     shown = (ensemble.ts > 0) & ~np.all(np.isnan(numbers), axis=0)
     if np.sum(shown) < 2:
         raise ValueError(
-            "a figure over logarithmic time needs at least two saved times after 0 at "
-            f"which a member that did not fail was seen, but this ensemble has "
-            f"{np.sum(shown)}."
+            "a figure over logarithmic time needs at least two saved times after 0 of "
+            f"members that did not fail, but this ensemble has {np.sum(shown)}."
         )
     ts, numbers = ensemble.ts[shown], numbers[:, shown]
     ax = axes_or_new(ax)
@@ -61,14 +65,14 @@ def plot_band(
         low, high = np.nanquantile(numbers, [0.5 - share / 2, 0.5 + share / 2], axis=0)
         ax.fill_between(ts, low, high, color=colour, alpha=dark, linewidth=0)
     median = np.nanmedian(numbers, axis=0)
-    # Members go out one by one, so that those of whom all are there come first.
+    # Members end one after another, so that the times of all members come first.
     whole = int(np.sum(~np.any(np.isnan(numbers), axis=0)))
     ax.plot(ts[:whole], median[:whole], color=colour, linewidth=2, label=label)
     remarks = [f"{len(ensemble.failed):,} failed"] if ensemble.failed else []
     if whole < len(ts):
         rest = slice(max(whole - 1, 0), None)
         ax.plot(ts[rest], median[rest], color=colour, linewidth=2, linestyle="--")
-        remarks.append("dashed: of those that have not ended")
+        remarks.append("dashed: members that have not ended")
     logarithmic_clock(ax, ts)
     index = f"[{', '.join(map(str, chosen))}]" if chosen and label is None else ""
     ax.set_ylabel(name.replace("_", " ") + index)

@@ -1,4 +1,4 @@
-"""A flow beside its rank-one reduction."""
+"""plot_rank_one(): a flow and its rank-one reduction."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,13 +10,21 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 
-from ..analysis._rank_one_comparison import RankOneComparison
+from ..analysis import RankOneComparison
 from ..analysis.stages import Stage
-from ._common import COLOURS, NotebookFigure, Tokens, logarithmic_clock, tokens_of
-from ._stages import shade
+from ._common import (
+    COLOURS,
+    Tokens,
+    after_zero,
+    logarithmic_clock,
+    loss_label,
+    new_figure,
+    tokens_of,
+)
+from ._stages import plot_stages
 
-# The reduced flow is drawn over the full one: where both agree, its dashes lie on the
-# other's line.
+# The reduced flow is drawn over the full flow: where they agree, its dashes lie on the
+# solid line.
 FULL: dict[str, Any] = {"linewidth": 2.5}
 REDUCED: dict[str, Any] = {
     "color": "black",
@@ -26,28 +34,27 @@ REDUCED: dict[str, Any] = {
 APART: dict[str, Any] = {"color": "0.6", "linewidth": 1, "linestyle": ":", "zorder": 0}
 
 
-def rank_one(
+def plot_rank_one(
     comparison: RankOneComparison,
     figure: Figure | SubFigure | None = None,
     *,
     stages: Sequence[Stage] | None = None,
 ) -> Figure | SubFigure:
-    """A flow of the one-layer Transformer and its rank-one reduction: the loss of both,
-    their distance and that of the full flow from rank one, the embeddings γ_j along α,
-    and the attention of each query on the most frequent token.
+    """A flow of the one-layer Transformer and its rank-one reduction: the losses of
+    both, their distance and the distance of the full flow from rank one, the embeddings
+    γ_j along α, and the attention of each query to the most frequent token.
 
-    Solid lines are the full flow, dashed ones the reduction; dotted verticals, in all
-    four panels, are the times at which they have parted by 1 % and 10 %. Of more than
-    eight tokens it shows the most frequent. `stages`, of the full flow, are
-    shown as bands.
+    Solid lines are the full flow, dashed lines the reduction. Dotted vertical lines, in
+    all four panels, are the times at which they have parted by 1 % and 10 %. At most
+    eight tokens are shown, the most frequent. The `stages` of the full flow are shown
+    as bands.
 
-    Without a `figure` to draw in it makes one, which is not pyplot's: see `overview`.
+    By default a new figure is made outside pyplot, as by `plot_overview`.
     """
-    shown = _shown(comparison)
+    shown = after_zero(comparison.times, "times", "comparison")
     tokens = tokens_of(comparison.full, comparison.full_gamma.shape[1])
     if figure is None:
-        figure = NotebookFigure(figsize=(11.2, 8.0), layout="constrained")
-        figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1)  # pyright: ignore
+        figure = new_figure(11.2, 8.0, h_pad=0.1)
     axes = figure.subplots(2, 2, squeeze=False)
     for letter, plot, ax in zip("abcd", _panels, axes.flat, strict=True):
         plot(comparison, shown, tokens, ax)
@@ -57,19 +64,9 @@ def rank_one(
         logarithmic_clock(ax, comparison.times[shown])
         ax.set_title(f"({letter}) {ax.get_title(loc='left')}", loc="left")
         if stages is not None:
-            shade(ax, stages)
+            plot_stages(stages, ax)
     _legend(comparison, tokens, figure, axes[1, 1])
     return figure
-
-
-def _shown(comparison: RankOneComparison) -> Int[np.ndarray, " shown"]:
-    shown = np.flatnonzero(comparison.times > 0)
-    if len(shown) < 2:
-        raise ValueError(
-            "a figure over logarithmic time needs at least two times after 0, but "
-            f"this comparison has {len(shown)}."
-        )
-    return shown
 
 
 def _plot_losses(
@@ -83,9 +80,9 @@ def _plot_losses(
         ts, comparison.full_loss[shown], color=COLOURS[0], label="full flow", **FULL
     )
     ax.plot(ts, comparison.reduced_loss[shown], label="rank-one reduction", **REDUCED)
-    ax.set_ylabel("loss $L$ (nats)")
+    ax.set_ylabel(loss_label(comparison.full))
     ax.set_title("Loss", loc="left")
-    # Upper right, which a falling loss leaves free.
+    # A falling loss leaves the upper right free.
     ax.legend(fontsize="small", loc="upper right")
 
 
@@ -161,7 +158,7 @@ def _plot_attention(
     )
     frequent = tokens.labels[list(tokens.indices).index(comparison.frequent)]
     ax.set_ylim(-0.03, 1.03)
-    ax.set_ylabel(f"attention of each query on token {frequent}")
+    ax.set_ylabel(f"attention of each query to token {frequent}")
     ax.set_title(f"Attention{tokens.note}", loc="left")
 
 
@@ -171,14 +168,11 @@ def _legend(
     figure: Figure | SubFigure,
     last: Axes,
 ) -> None:
-    """One for all panels, below them, as the curves leave no room inside; without a
-    layout that makes room there, in the last panel."""
-    assert tokens.frequencies is not None  # a comparison's problem has a chain
+    """One legend for all panels, below them: the curves leave no room inside. If the
+    layout of the figure makes no room there, it is in the last panel."""
     lines = {
-        rf"{name}  ($\pi$ = {frequency:.3g})": Line2D([], [], color=colour, **FULL)
-        for colour, name, frequency in zip(
-            COLOURS, tokens.labels, tokens.frequencies, strict=False
-        )
+        name: Line2D([], [], color=colour, **FULL)
+        for colour, name in zip(COLOURS, tokens.legend, strict=False)
     }
     lines["rank-one reduction"] = Line2D([], [], **REDUCED)
     if any(time is not None for time in comparison.parted.values()):
@@ -204,8 +198,8 @@ def _plot_pairs(
     reduced: Float[np.ndarray, "shown d"],
     tokens: Tokens,
 ) -> None:
-    """For each token a solid line, and a dashed one over it: in black, or in grey
-    over a black one."""
+    """For each token a solid line and a dashed line over it, in black or, over a black
+    line, in grey."""
     for colour, token in zip(COLOURS, tokens.indices, strict=False):
         ax.plot(ts, full[:, token], color=colour, **FULL)
         ax.plot(ts, reduced[:, token], **REDUCED)

@@ -1,4 +1,4 @@
-"""The singular values, whose rise one after another marks the stages."""
+"""plot_singular_values(): the singular values, which rise one after another."""
 
 from collections.abc import Sequence
 
@@ -6,15 +6,16 @@ import numpy as np
 from jaxtyping import Float
 from matplotlib.axes import Axes
 
+from .._core.checks import Checked
 from ..analysis.stages import Stage
-from ..flows._flow import Flow
+from ..flows import AbstractTrajectory
 from ._common import COLOURS, axes_or_new, logarithmic_clock, shown_times
-from ._stages import shade
+from ._stages import plot_stages
 
 MOST_VALUES = 5
-"""How many singular values of a matrix are shown."""
+"""The largest number of singular values of a matrix that are shown."""
 
-# Each matrix's parameters, label and line.
+# The parameters, the label and the line style of each matrix.
 _matrices = {
     "singular_values_W0": (("W0",), "$W_0$", "-"),
     "singular_values_W1": (("W1",), "$W_1$", "--"),
@@ -23,10 +24,13 @@ _matrices = {
 
 
 def plot_singular_values(
-    flow: Flow, ax: Axes | None = None, *, stages: Sequence[Stage] | None = None
+    flow: Checked[AbstractTrajectory],
+    ax: Axes | None = None,
+    *,
+    stages: Sequence[Stage] | None = None,
 ) -> Axes:
-    """The largest singular values of W0, W1 and WQ WKᵀ over time, both axes
-    logarithmic; `stages` as bands."""
+    """The largest singular values of W0, W1 and WQ WKᵀ over time on logarithmic axes,
+    at most five of each. `stages` are shown as bands."""
     shown = shown_times(flow)
     spectra = {name: singular_values(flow, name) for name in _matrices}
     ax = axes_or_new(ax)
@@ -50,21 +54,24 @@ def plot_singular_values(
     ax.set_title(f"Singular values{note}", loc="left")
     ax.legend(fontsize="small", handlelength=2.5)
     if stages is not None:
-        shade(ax, stages)
+        plot_stages(stages, ax)
     return ax
 
 
-def has_singular_values(flow: Flow) -> bool:
+def has_singular_values(flow: AbstractTrajectory) -> bool:
+    """Whether `plot_singular_values` can draw the flow."""
     return all(
         np.ndim(flow.observables.get(name, 0.0)) == 2 or _factors(flow, name)
         for name in _matrices
     )
 
 
-def singular_values(flow: Flow, name: str) -> Float[np.ndarray, "times r"]:
-    """The singular values of one matrix, as observed or else of the saved parameters,
-    with gaps where they are zero up to rounding: a logarithmic axis would stretch to
-    hold these."""
+def singular_values(
+    flow: AbstractTrajectory, name: str
+) -> Float[np.ndarray, "times r"]:
+    """The singular values of one matrix, as observed or, if they were not, computed
+    from the parameters. Values that are zero up to rounding become gaps, so that they
+    do not stretch the logarithmic axis."""
     if not has_singular_values(flow):
         raise ValueError(
             f"`plot_singular_values` needs the observables {', '.join(_matrices)} or "
@@ -78,19 +85,22 @@ def singular_values(flow: Flow, name: str) -> Float[np.ndarray, "times r"]:
     else:
         product = factors[0] if len(factors) == 1 else factors[0] @ factors[1].mT
         values = np.linalg.svd(product, compute_uv=False)
-    if factors:  # WQ WKᵀ is m×m, but of rank k
+    if factors:  # WQ WKᵀ is m×m, but has rank k
         values = values[:, : min(min(factor.shape[1:]) for factor in factors)]
     rounding = values.shape[1] * np.finfo(float).eps * values[:, :1]
     return np.where(values > rounding, values, np.nan)
 
 
-def _factors(flow: Flow, name: str) -> list[Float[np.ndarray, "times a b"]]:
-    """The parameters whose product has these singular values, or none."""
+def _factors(
+    flow: AbstractTrajectory, name: str
+) -> list[Float[np.ndarray, "times a b"]]:
+    """The parameters whose product has these singular values; empty if the flow does
+    not have them."""
     fields = _matrices[name][0]
     found = [getattr(flow.params, field, 0.0) for field in fields]
     if not all(np.ndim(f) == 3 for f in found):
         return []
-    if flow.stored_ts is None or name in flow.observables:
+    if len(flow.params_ts) == len(flow.ts) or name in flow.observables:
         return [np.asarray(f) for f in found]
     factors = flow.observe(lambda p: [getattr(p, f) for f in fields], flow.ts)
     return [np.asarray(f) for f in factors]

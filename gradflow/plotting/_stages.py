@@ -1,4 +1,4 @@
-"""Stages as shaded bands behind whatever is drawn over time."""
+"""plot_stages(): stages as shaded bands behind a figure over time."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -6,10 +6,11 @@ from collections.abc import Iterable, Sequence
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 
+from .._core.checks import Checked
 from ..analysis.stages import Stage
 from ._common import COLOURS
 
-# What is named alike looks alike in every figure.
+# A stage has the same colour in every figure.
 _colours = {
     "condensation": COLOURS[6],
     "focus": COLOURS[1],
@@ -21,43 +22,49 @@ _colours = {
     "cooperative": COLOURS[5],
 }
 STRENGTH = 0.17
-"""Of a band's colour on white."""
+"""The opacity of a band."""
 
 
 def stage_colour(name: str) -> tuple[float, float, float]:
-    """The colour of a stage's band: light, to lie behind lines. A plateau is white, and
-    what has no colour of its own light grey."""
-    colour = "white" if name == "plateau" else _colours.get(name, "0.5")
-    r, g, b = (1 - STRENGTH * (1 - x) for x in to_rgb(colour))
+    """The colour of the band of a stage, light enough to lie behind lines. A plateau is
+    white, and a stage without a colour of its own is light grey."""
+    r, g, b = (1 - STRENGTH * (1 - x) for x in to_rgb(_strong_colour(name)))
     return r, g, b
 
 
-def shade(
-    axes: Axes | Iterable[Axes], stages: Sequence[Stage], *, over: bool = False
+def _strong_colour(name: str) -> str:
+    return "white" if name == "plateau" else _colours.get(name, "0.5")
+
+
+def plot_stages(
+    stages: Checked[Sequence[Stage]],
+    axes: Axes | Iterable[Axes],
+    *,
+    over: bool = False,
 ) -> None:
     """A shaded band for each stage on a time axis, linear or logarithmic, with its name
-    above; stages outside the axis's limits are left out, and the limits stay.
+    above. Stages outside the limits of the axis are left out; the limits do not change.
 
     **Arguments:**
 
-    - `axes`: one Axes, or several on top of each other, of which only the first carries
-        the names. What they show, and their scales and limits, must be there already.
-    - `stages`: from `gradflow.find_stages`, or any sequence of `Stage`.
-    - `over`: white lines over the Axes where stages meet, in place of bands beneath:
+    - `stages`: a result of `gradflow.find_stages`, or any sequence of `Stage`.
+    - `axes`: one Axes, or several on top of each other, of which the first carries the
+        names. Their contents, scales and limits must be final.
+    - `over`: draw white lines over the Axes where stages meet instead of bands beneath,
         for a heat map, which would hide them.
     """
     for stage in stages:
         if not isinstance(stage, Stage):
             raise ValueError(
-                "`stages` must be those of `gradflow.find_stages`, got "
-                f"{type(stage).__name__} among them."
+                "`stages` must be a result of `gradflow.find_stages`, got a sequence "
+                f"with a {type(stage).__name__}."
             )
     every = [axes] if isinstance(axes, Axes) else list(axes)
     for i, ax in enumerate(every):
-        _shade(ax, stages, over, named=i == 0)
+        _draw(ax, stages, over, named=i == 0)
 
 
-def _shade(ax: Axes, stages: Sequence[Stage], over: bool, named: bool) -> None:
+def _draw(ax: Axes, stages: Sequence[Stage], over: bool, named: bool) -> None:
     low, high = ax.get_xlim()
     names, middles = [], []
     for stage in stages:
@@ -68,16 +75,16 @@ def _shade(ax: Axes, stages: Sequence[Stage], over: bool, named: bool) -> None:
         logarithmic = ax.get_xscale() == "log"
         middles.append(math.sqrt(start * end) if logarithmic else (start + end) / 2)
         if not over:
-            colour = _colours.get(stage.name, "0.5" if stage.name != "plateau" else "1")
+            colour = _strong_colour(stage.name)
             ax.axvspan(start, end, color=colour, alpha=STRENGTH, linewidth=0, zorder=-1)
-            if end < high:  # two of one name would look like one
+            if end < high:  # separates two stages of the same name
                 ax.axvline(end, color="white", linewidth=1.5, zorder=-0.5)
         elif end < high:
             ax.axvline(end, color="white", linewidth=1, linestyle=":")
     ax.set_xlim(low, high)
     if named and names:
-        # Ticks of an axis of its own, and not free text: the title and the layout make
-        # room for them, and they cover no data.
+        # The names are ticks of a secondary axis, not free text: the title and the
+        # layout make room for ticks, and they cover no data.
         above = ax.secondary_xaxis("top")
         above.set_xticks(middles, names, rotation=45, ha="left", rotation_mode="anchor")
         above.set_xticks([], minor=True)

@@ -1,5 +1,6 @@
 """Losses, and everything that is known about them."""
 
+from ..models import KnownSaddle as KnownSaddle
 from ._descent import descent as descent
 from ._loss import (
     RESERVED_NAMES as RESERVED_NAMES,

@@ -1,7 +1,7 @@
 """The rank-one reduction of the one-layer Transformer: a flow in 2d+2 numbers."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -52,6 +52,9 @@ class RankOneProblem(AbstractPopulationLoss[AbstractUnorderedPopulation]):
     keeps α and ᾱ constant, so that on the manifold both flows agree for every m and k.
     It is the flow of the Transformer with width and head width one.
     """
+
+    reduces: ClassVar = OneLayerTransformer
+    """The model whose flow this problem reduces."""
 
     population: Checked[AbstractUnorderedPopulation]
 

@@ -283,7 +283,7 @@ def test_bands(ensemble):
         line.get_ydata(), ensemble.median("singular_values_W0")[1:, 0]
     )
     assert len(ax.collections) == 2
-    with pytest.raises(ValueError, match="`component` must pick one number"):
+    with pytest.raises(ValueError, match="`component` must select one number"):
         plotting.plot_band(ensemble, "singular_values_W0")
     with pytest.raises(ValueError, match="`component` must lie within"):
         plotting.plot_band(ensemble, "singular_values_W0", component=3)
@@ -318,7 +318,7 @@ def test_bands_tell_who_is_left():
     expected = 2.5 * np.exp(-rest.get_xdata()[1:])
     np.testing.assert_allclose(rest.get_ydata()[1:], expected, rtol=1e-6)
     assert "Median of 3 flows" in ax.get_title(loc="left")
-    assert "(1 failed; dashed: of those that have not" in ax.get_title(loc="left")
+    assert "(1 failed; dashed: members that have not" in ax.get_title(loc="left")
     with pytest.raises(ValueError, match="`ensemble` must be an Ensemble, got Flow"):
         plotting.plot_band(ensemble[0])
     with pytest.raises(ValueError, match="`flow` must be a Flow, got Ensemble"):

@@ -169,12 +169,12 @@ def test_stages_figures_and_files_need_no_more(problem, whole, tmp_path):
     data = flow.to_xarray()
     assert data["W0"].dims[0] == "params_time"
     assert data["loss"].dims == ("time",)
-    from gradflow.plotting._attention import attention_rows, attention_tokens
+    from gradflow.plotting._attention import attention_rows, attention_values
     from gradflow.plotting._singular_values import singular_values
 
-    tokens = attention_tokens(flow)
+    rows = attention_rows(flow)
     np.testing.assert_allclose(
-        attention_rows(flow, tokens), attention_rows(whole, tokens), atol=1e-7
+        attention_values(flow, rows), attention_values(whole, rows), atol=1e-7
     )
     name = "singular_values_W0"
     found, expected = singular_values(flow, name), singular_values(whole, name)

@@ -210,7 +210,7 @@ def test_stages_plots_and_files_work_unchanged(reference_flow, descents, tmp_pat
     np.testing.assert_allclose(stages.boundaries, [53.039, 107.01], rtol=5e-3)
     assert gradflow.plotting.plot_attention(training).get_title(loc="left")
     compared = gradflow.compare(reference_flow, training)
-    panels = gradflow.plotting.comparison(compared, stages=stages).axes
+    panels = gradflow.plotting.plot_comparison(compared, stages=stages).axes
     assert [ax.get_ylabel() for ax in panels[:2]] == ["loss $L$ (nats)", "distance"]
     np.testing.assert_array_equal(
         panels[1].lines[0].get_ydata(), compared.distance[compared.ts > 0]

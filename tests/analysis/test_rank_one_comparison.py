@@ -239,7 +239,7 @@ def test_windows_that_are_refused(full, window, message):
 
 def test_figure(comparison):
     c = comparison
-    figure = plotting.rank_one(c)
+    figure = plotting.plot_rank_one(c)
     loss, distance, embeddings, attention = figure.axes
     titles = [ax.get_title(loc="left") for ax in figure.axes]
     assert titles == [
@@ -296,7 +296,7 @@ def many(comparison):
 
 @pytest.mark.parametrize("which", ["comparison", "many"])
 def test_figure_clips_and_overlaps_nothing(which, request):
-    figure = plotting.rank_one(request.getfixturevalue(which))
+    figure = plotting.plot_rank_one(request.getfixturevalue(which))
     figure.draw_without_rendering()
     canvas = figure.bbox.padded(1)
     legend = figure.legends[0].get_window_extent()
@@ -316,7 +316,7 @@ def test_figure_clips_and_overlaps_nothing(which, request):
 
 
 def test_figure_of_many_tokens_shows_the_most_frequent(many):
-    figure = plotting.rank_one(many)
+    figure = plotting.plot_rank_one(many)
     assert figure.axes[2].get_title(loc="left") == (
         "(c) Embeddings (8 most frequent of 10)"
     )
@@ -330,9 +330,9 @@ def test_figure_of_many_tokens_shows_the_most_frequent(many):
 
 def test_figure_in_a_figure_of_ones_own(comparison):
     own = Figure(figsize=(9, 7))
-    assert plotting.rank_one(comparison, own) is own
+    assert plotting.plot_rank_one(comparison, own) is own
     assert len(own.axes) == 4
     assert own.axes[3].get_legend() is not None  # no layout makes room for it outside
     left, _ = Figure(layout="constrained").subfigures(1, 2)
-    assert plotting.rank_one(comparison, left) is left
+    assert plotting.plot_rank_one(comparison, left) is left
     assert len(left.legends) == 1

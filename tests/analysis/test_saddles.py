@@ -1,4 +1,4 @@
-"""The saddles that a flow passed, against closed forms and a saddle known exactly."""
+"""The saddles that a flow passes, compared with closed forms."""
 
 import jax
 import jax.numpy as jnp
@@ -92,6 +92,10 @@ def test_why_the_flow_left(saddles, narrow):
     table = str(saddles[1e-6])
     for word in ("θ¹", "0.72714", "0.07978", "5+70"):
         assert word in table
+    titles, *lines = table.splitlines()
+    assert len(set(titles.split())) == 13  # the names of columns are unique
+    assert [line.split()[0] for line in lines[-13:]] == titles.split()
+    assert all(line.endswith(".") for line in lines[-13:])
 
 
 def tilted(p):
@@ -120,7 +124,7 @@ def test_a_saddle_known_exactly():
     assert saddle.t == pytest.approx(np.log(16 / 0.2e-10) / 4.2, rel=1e-4)
 
 
-def test_what_is_no_saddle_is_said(narrow):
+def test_a_flow_without_saddles_says_why(narrow):
     resting = gradflow.integrate(lambda x: 0.5 * jnp.sum(x**2), jnp.ones(2), 5.0)
     found = gradflow.find_saddles(resting)
     assert len(found) == 0

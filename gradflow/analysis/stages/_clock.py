@@ -1,9 +1,9 @@
-"""The speed of a flow, its prominent extrema, and what lies between them."""
+"""The speed of a flow, its prominent extrema and the plateaus between them."""
 
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -12,22 +12,23 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from ..._core.ravel import path_name
-from ...flows._flow import Flow
-from ...problems._descent import descent
-from .._events import crossing
+from ..._core.types import AnyArray
+from ...flows import AbstractTrajectory
+from ...problems import AbstractLoss, descent
+from .._crossing import crossing
 from ._stage import Plateau, Stage
 
 PROMINENCE = 2.0
-"""By what factor the speed must rise and fall for its maximum to be a transition."""
+"""The factor by which the speed must rise and fall around a transition."""
 
 
 class _Speed(eqx.Module):
-    """log v of the speed v, in the loss's metric, and the rate -d log v/dt at which the
-    flow slows down; in Euclid's metric that is gᵀHg/gᵀg."""
+    """log v, where v is the speed in the loss's metric, and the rate -d log v/dt at
+    which the flow slows down: gᵀHg/gᵀg in the Euclidean metric."""
 
-    loss: Callable
+    loss: AbstractLoss
 
-    def __call__(self, t: Any, params: PyTree) -> tuple[Array, Array]:
+    def __call__(self, t: Float[Array, ""], params: PyTree) -> tuple[Array, Array]:
         def log_speed(params: PyTree) -> Array:
             _, _, power = descent(self.loss, params)
             return 0.5 * jnp.log(power)
@@ -38,6 +39,8 @@ class _Speed(eqx.Module):
 
 
 class Extremum(NamedTuple):
+    """A local extremum of the speed."""
+
     t: float
     log_speed: float
     kind: int
@@ -45,38 +48,43 @@ class Extremum(NamedTuple):
 
 
 class Clock:
-    """A flow's speed, its prominent extrema and what lies between them."""
+    """The speed along a flow, its prominent extrema and the stretches between them."""
 
-    def __init__(self, flow: Flow, loss: Callable):
+    def __init__(self, flow: AbstractTrajectory, loss: AbstractLoss):
         self.flow, self.loss = flow, loss
         self.speed = _Speed(loss)
         self.mesh = np.unique(np.append(0.0, flow.mesh))
         self.log_speed, self.curvature = flow.along(self.speed, self.mesh)
         self.end = float(self.mesh[-1])
         self.extrema = _prominent(list(self._extrema()))
-        """With both ends of the flow, each as the opposite of its neighbour."""
+        """Including both ends of the flow, each of the kind opposite to its
+        neighbour's."""
 
     @property
     def peaks(self) -> list[Extremum]:
+        """The maxima of the speed, without the ends of the flow."""
         return [e for e in self.extrema[1:-1] if e.kind == 1]
 
     @property
     def dips(self) -> list[Extremum]:
+        """The minima of the speed, without the ends of the flow."""
         return [e for e in self.extrema[1:-1] if e.kind == -1]
 
     @property
     def why_none(self) -> str:
+        """Why the flow has no transition."""
         first, last = (float(np.exp(self.log_speed[i])) for i in (0, -1))
         if first == last == 0:
             return "the flow does not move"
         how = "only gains speed" if last > first else "only loses speed"
         return (
             f"until t = {self.end:g} the flow {how} (‖∇L‖ from {first:.2g} to "
-            f"{last:.2g}); it is too short to hold a transition, or begins at its end"
+            f"{last:.2g}); it is too short to contain a transition, or begins after it"
         )
 
     def _extrema(self) -> Iterator[Extremum]:
-        """Where the curvature along the flow changes sign, between the ends."""
+        """The ends of the flow, and between them the times at which the curvature along
+        it changes sign."""
         signs = np.sign(self.curvature)
         yield Extremum(0.0, float(self.log_speed[0]), 0)
         for i in np.flatnonzero(signs[:-1] * signs[1:] < 0):
@@ -87,11 +95,12 @@ class Clock:
         yield Extremum(self.end, float(self.log_speed[-1]), 0)
 
     def meeting(self, i: int) -> float:
-        """Where plateau and transition meet: the speed is the geometric mean."""
+        """The time at which the speed is the geometric mean of two neighbouring
+        extrema, where the plateau and the transition meet."""
         a, b = self.extrema[i : i + 2]
         low, high = sorted([a.log_speed, b.log_speed])
         if b is self.extrema[-1] and b.kind == -1 and i > 0:
-            # How slow the flow is in the end is a matter of its horizon.
+            # The speed at the end only depends on where the horizon was set.
             low = max(low, min(high, self.extrema[i - 1].log_speed))
         level = 0.5 * (low + high)
         inside = (self.mesh > a.t) & (self.mesh < b.t)
@@ -104,7 +113,8 @@ class Clock:
 
     @property
     def meetings(self) -> list[float]:
-        """The ends of the flow, and where plateaus and transitions meet in between."""
+        """The ends of the flow, and the times between at which plateaus and transitions
+        meet."""
         between = range(len(self.extrema) - 1)
         return [0.0, *(self.meeting(i) for i in between), self.end]
 
@@ -113,10 +123,10 @@ class Clock:
         times: Sequence[float],
         otherwise: Callable[[int], float | None] = lambda i: None,
     ) -> list[tuple[list[int], float, float]]:
-        """The flow cut where it is slowest between two of the times, which are in
-        order: the indices of the times in each stretch, its start and its end. Where
-        the speed has no minimum before the i-th time, the cut is at `otherwise(i)`, or
-        if that is None the time stays with the one before."""
+        """Cut the flow where it is slowest between consecutive `times`, which are
+        sorted. Each stretch is given by the indices of the times in it, its start and
+        its end. If the speed has no minimum between time i - 1 and time i, the cut is
+        at `otherwise(i)`; if that is None, both times are in the same stretch."""
         groups, starts = [[0]], [0.0]
         for i in range(1, len(times)):
             dips = [e for e in self.dips if times[i - 1] < e.t < times[i]]
@@ -129,7 +139,8 @@ class Clock:
         return list(zip(groups, starts, [*starts[1:], self.end], strict=True))
 
     @property
-    def plateaus(self) -> list[Plateau]:
+    def plateaus(self) -> tuple[Plateau, ...]:
+        """The stretch around each minimum of the speed."""
         found, meetings = [], self.meetings
         watch = _AtRest(self.loss)
         for i, extremum in enumerate(self.extrema):
@@ -145,12 +156,12 @@ class Clock:
                         ranks=_ranks(seen["singular_values"]),
                     )
                 )
-        return found
+        return tuple(found)
 
 
 def _prominent(extrema: list[Extremum]) -> list[Extremum]:
-    """Without those about which the speed rises and falls by less than `PROMINENCE`:
-    the least rise goes first, with both of its ends, unless one is the flow's own."""
+    """The extrema around which the speed rises and falls by `PROMINENCE` or more. The
+    smallest rise is removed first, with both of its ends, except an end of the flow."""
     kept = list(extrema)
     while len(kept) > 2:
         rises = [abs(b.log_speed - a.log_speed) for a, b in itertools.pairwise(kept)]
@@ -173,11 +184,11 @@ def _prominent(extrema: list[Extremum]) -> list[Extremum]:
 
 
 class _AtRest(eqx.Module):
-    """What is said of a plateau."""
+    """The loss, and the singular values of every weight matrix."""
 
-    loss: Callable
+    loss: AbstractLoss
 
-    def __call__(self, t: Any, params: PyTree) -> dict[str, Any]:
+    def __call__(self, t: Float[Array, ""], params: PyTree) -> dict[str, PyTree]:
         leaves, _ = jax.tree_util.tree_flatten_with_path(params)
         return {
             "loss": self.loss(params),
@@ -190,17 +201,22 @@ class _AtRest(eqx.Module):
 
 
 def _ranks(values: dict[str, Float[np.ndarray, "two r"]]) -> dict[str, int]:
-    """Open directions, from the singular values at the start and now."""
+    """The number of open directions of each matrix, from its singular values at the
+    start and now."""
     scale = max((float(s[1, 0]) for s in values.values()), default=0.0)
     return {k: int(np.sum(s[1] > level(s[0], scale))) for k, s in values.items()}
 
 
-def level(start: Any, scale: Any) -> Any:
-    """Half way, on a logarithmic scale, from the start to the largest scale."""
+def level(
+    start: Float[AnyArray, "*shape"] | np.floating | float,
+    scale: Float[AnyArray, "*shape"] | float,
+) -> Float[np.ndarray, "*shape"]:
+    """The value half way, on a logarithmic scale, from `start` to `scale`."""
     return np.sqrt(np.maximum(start, np.finfo(float).eps * scale) * scale)
 
 
 def plain_stages(clock: Clock) -> Iterator[Stage]:
+    """Plateaus and transitions in turn."""
     meetings = clock.meetings
     for i, extremum in enumerate(clock.extrema):
         yield Stage(

@@ -1,32 +1,35 @@
-"""The stages of Focus and Dilution, by the directions that open."""
+"""The stages of Focus and Dilution: one for each direction that opens."""
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
-from ...problems._problem import Problem
+from ...problems import AbstractLoss
 from ._clock import PROMINENCE, Clock, level
 from ._stage import Stage
 
 
 class _Directions(eqx.Module):
-    """Singular values of W0 and √ of those of WQ WKᵀ, by which rates they grow, and how
-    the two sides of the attention's directions point."""
+    """The singular values s of W0 and √σ of WQ WKᵀ, their rates of growth, and for the
+    attention uᵀv, the cosine between the two sides of each direction."""
 
-    problem: Problem
+    loss: AbstractLoss
 
-    def __call__(self, t: Any, params: Any) -> dict[str, dict[str, Array]]:
-        velocity = jax.tree.map(jnp.negative, jax.grad(self.problem)(params))
+    def __call__(
+        self, t: Float[Array, ""], params: PyTree
+    ) -> dict[str, dict[str, Array]]:
+        velocity = jax.tree.map(jnp.negative, jax.grad(self.loss)(params))
         U, s, Vt = jnp.linalg.svd(params.W0, full_matrices=False)
         rate = jnp.einsum("ai,ab,ib->i", U, velocity.W0, Vt)
         product = params.WQ @ params.WK.T
         change = velocity.WQ @ params.WK.T + params.WQ @ velocity.WK.T
         A, sigma, Bt = jnp.linalg.svd(product, full_matrices=False)
-        rank = min(self.problem.model.width, self.problem.model.head_width)
+        rank = min(params.WQ.shape)
         A, sigma, Bt = A[:, :rank], sigma[:rank], Bt[:rank]
         root = jnp.sqrt(sigma)
         growth = jnp.einsum("ai,ab,ib->i", A, change, Bt)
@@ -40,18 +43,20 @@ class _Directions(eqx.Module):
         }
 
 
-class _Opening(NamedTuple):
-    """That a direction opens."""
+@dataclass(frozen=True)
+class _Opening:
+    """The opening of one direction."""
 
     matrix: str
     index: int
     fastest: float
-    """The time at which it does fastest."""
+    """The time at which the direction opens fastest."""
     sides: float
-    """uᵀv of an attention's direction then."""
+    """uᵀv of a direction of the attention at that time."""
 
     @property
     def name(self) -> str:
+        """The name of the stage in which the direction opens."""
         if self.matrix == "attention":
             return "focus" if self.sides > 0 else "anti-focus"
         return "condensation" if self.index == 0 else "new direction"
@@ -60,12 +65,17 @@ class _Opening(NamedTuple):
         return f"{self.matrix} {self.index + 1}"
 
 
-def _openings(clock: Clock, seen: dict[str, Any]) -> list[_Opening]:
+Seen = dict[str, dict[str, np.ndarray]]
+"""The values of `_Directions` along the mesh of a clock."""
+
+
+def _openings(clock: Clock, seen: Seen) -> list[_Opening]:
+    """The directions that open, in the order in which they do."""
     found = []
     scale = seen["W0"]["s"][:, 0]
     if not np.any(scale > scale[0]):
         return []
-    # Until it has grown there is no scale to compare others with.
+    # Until the first direction has grown there is no scale to compare others with.
     grown = np.arange(len(scale)) > _first_prominent(seen["W0"]["rate"][:, 0], 0)
     for matrix, known in seen.items():
         for i in range(known["s"].shape[1]):
@@ -82,8 +92,8 @@ def _openings(clock: Clock, seen: dict[str, Any]) -> list[_Opening]:
 
 
 def _first_prominent(rate: Float[np.ndarray, " mesh"], start: int) -> int:
-    """The first index after `start` of a maximum from which the rate falls by
-    `PROMINENCE`; of the greatest, if it never does."""
+    """The index of the first maximum after `start` from which the rate falls by
+    `PROMINENCE`; of the largest maximum if the rate never falls that far."""
     best = start
     for i in range(start, len(rate)):
         if rate[i] > rate[best]:
@@ -94,8 +104,8 @@ def _first_prominent(rate: Float[np.ndarray, " mesh"], start: int) -> int:
 
 
 def focus_and_dilution(clock: Clock) -> tuple[list[Stage], str]:
-    problem: Any = clock.loss
-    seen = clock.flow.along(_Directions(problem), clock.mesh)
+    """The stages, or none and the reason why."""
+    seen = clock.flow.along(_Directions(clock.loss), clock.mesh)
     openings = _openings(clock, seen)
     if not openings:
         return [], (
@@ -123,14 +133,14 @@ def focus_and_dilution(clock: Clock) -> tuple[list[Stage], str]:
 
 
 def _evidence(
-    clock: Clock, seen: dict[str, Any], group: list[_Opening], start: float, end: float
+    clock: Clock, seen: Seen, group: list[_Opening], start: float, end: float
 ) -> dict[str, Any]:
+    """The measurements that show the opening of the first direction of a group."""
     first = group[0]
     known = seen[first.matrix]
     s, rate = known["s"][:, first.index], known["rate"][:, first.index]
     within = (clock.mesh >= start) & (clock.mesh <= first.fastest)
-    problem: Any = clock.loss
-    ends = clock.flow.along(_Directions(problem), np.array([start, end]))
+    ends = clock.flow.along(_Directions(clock.loss), np.array([start, end]))
     before, after = ends[first.matrix]["s"][:, first.index]
     facts: dict[str, Any] = {
         "opens": " and ".join(map(str, group)),
@@ -143,17 +153,18 @@ def _evidence(
     return facts
 
 
-def _rare_queries(clock: Clock, start: float, end: float) -> dict[str, Any]:
-    """What the queries other than the most frequent token pay to it."""
-    problem: Any = clock.loss
-    law = problem.population.chain.stationary
-    top = int(np.argmax(law))
+def _rare_queries(clock: Clock, start: float, end: float) -> dict[str, str]:
+    """The attention of all other queries to the most frequent token."""
+    pi, labels = clock.loss.token_frequencies, clock.loss.token_labels
+    if pi is None:
+        return {}
+    top = int(np.argmax(pi))
     attention = clock.flow.observe(
-        problem.observables["attention"], np.array([start, end])
+        clock.loss.observables["attention"], np.array([start, end])
     )
-    others = np.arange(len(law)) != top
+    others = np.arange(len(pi)) != top
     before, after = (
-        float(law[others] @ a[others, top] / law[others].sum()) for a in attention
+        float(pi[others] @ a[others, top] / pi[others].sum()) for a in attention
     )
-    token = problem.population.chain.labels[top]
+    token = str(top) if labels is None else labels[top]
     return {f"others' attention to {token!r}": f"{before:.3f} → {after:.3f}"}

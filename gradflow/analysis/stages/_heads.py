@@ -1,14 +1,14 @@
-"""Competition and cooperation of heads, by the patterns that they acquire."""
+"""Competition and cooperation: one stage for each pattern that heads acquire."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from .._events import crossing
+from ...problems import AbstractLoss
+from .._crossing import crossing
 from ._clock import Clock
 from ._stage import Acquisition, Stage
 
@@ -16,11 +16,11 @@ HALF = 0.5
 
 
 class _Shares(eqx.Module):
-    """How much of each pattern each head holds, and how alike the heads are."""
+    """The share of each head in each pattern, and the least cosine of two heads."""
 
-    loss: Any
+    loss: AbstractLoss
 
-    def __call__(self, t: Any, params: PyTree) -> dict[str, Array]:
+    def __call__(self, t: Float[Array, ""], params: PyTree) -> dict[str, Array]:
         observables = self.loss.observables
         return {
             "shares": observables["pattern_shares"](params),
@@ -31,17 +31,19 @@ class _Shares(eqx.Module):
 def competition_and_cooperation(
     clock: Clock,
 ) -> tuple[list[Stage], list[Acquisition], str]:
+    """The stages and the acquisitions, or none and the reason why."""
     acquired = sorted(_acquisitions(clock), key=lambda a: a.t)
     if not acquired:
         return (
             [],
             [],
-            f"until t = {clock.end:g} no pattern is acquired: of none is half learned",
+            f"until t = {clock.end:g} no pattern is acquired: every share stays below "
+            "one half",
         )
     watch = _Shares(clock.loss)
 
     def apart(i: int) -> float | None:
-        """Where the heads come apart between two acquisitions, if they do."""
+        """The time between acquisitions i - 1 and i at which the heads come apart."""
         before, after = acquired[i - 1], acquired[i]
         if (before.overlap > HALF) == (after.overlap > HALF):
             return None
@@ -59,7 +61,7 @@ def competition_and_cooperation(
                 end,
                 members[-1] + 1,
                 {
-                    "acquires": " and ".join(map(_said, group)),
+                    "acquires": " and ".join(map(_described, group)),
                     "at": group[0].t,
                     "overlap": group[0].overlap,
                 },
@@ -68,13 +70,14 @@ def competition_and_cooperation(
     return stages, acquired, ""
 
 
-def _said(acquisition: Acquisition) -> str:
+def _described(acquisition: Acquisition) -> str:
     heads = ", ".join(str(1 + k) for k in sorted(acquisition.heads))
     by = f"head{'s' if len(acquisition.heads) > 1 else ''} {heads}"
     return f"pattern {1 + acquisition.pattern} by {by}"
 
 
 def _acquisitions(clock: Clock) -> Iterator[Acquisition]:
+    """The acquisition of each pattern that is learned, in the order of the patterns."""
     watch = _Shares(clock.loss)
     total = _total(clock.flow.along(watch, clock.mesh))
     for j in range(total.shape[1]):
@@ -97,7 +100,6 @@ def _acquisitions(clock: Clock) -> Iterator[Acquisition]:
         )
 
 
-def _total(
-    seen: dict[str, Any],
-) -> Float[np.ndarray, "times patterns"]:
+def _total(seen: dict[str, np.ndarray]) -> Float[np.ndarray, "times patterns"]:
+    """The share of all heads together in each pattern."""
     return seen["shares"].sum(axis=1)
