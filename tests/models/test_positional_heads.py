@@ -101,7 +101,10 @@ def test_importance_and_restriction():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: HighOrderChain(np.ones((2, 3)), (1,)), "`matrices` must be square"),
+        (
+            lambda: HighOrderChain(np.ones((2, 3)), (1,)),
+            "`matrices` must be a stack of square",
+        ),
         (lambda: HighOrderChain(np.ones((2, 3, 3)), (1,)), "one entry for each of the"),
         (lambda: HighOrderChain(np.ones((1, 3, 3)), (0,)), "`spans` must be a whole"),
         (lambda: HighOrderChain(np.ones((1, 3, 3)), ()), "at least one block"),
@@ -143,7 +146,10 @@ def test_importance_and_restriction():
             ),
             "`population` must be one without positions",
         ),
-        (lambda: gradflow.TensorFactorisation(np.ones(3), 2), "`target` must be feat"),
+        (
+            lambda: gradflow.TensorFactorisation(np.ones(3), 2),
+            "`target` must be a matrix of feat",
+        ),
         (lambda: gradflow.TensorFactorisation(np.ones((3, 3)), 0), "`heads` must be"),
         (
             lambda: gradflow.TensorFactorisation(np.ones((3, 3)), 1, "flat"),
