@@ -224,7 +224,7 @@ def test_flows_that_cannot_be_compared(full, comparison):
         ({"start": 500.0}, "`start` must lie before the end of the comparison, 500"),
         ({"start": 9.0, "end": 9.0}, "`start` must lie before .* 9, got 9"),
         ({"start": float("nan")}, "`start` must be a finite number"),
-        ({"end": 30.0}, "`start` must be given, as WQ and WK are nowhere rank one"),
+        ({"end": 30.0}, "`start` must be given: .*WQ and WK of this flow are never"),
     ],
 )
 def test_windows_that_are_refused(full, window, message):

@@ -34,7 +34,8 @@ def test_loss_levels(flow, ax):
     unigram, rate = -pi @ np.log(pi), -pi @ np.sum(P * np.log(P), axis=1)
     heights, labels = levels(ax)
     np.testing.assert_allclose(heights, [rate, unigram], rtol=1e-12)
-    assert labels == [f"best unigram {unigram:.4f}", f"floor {rate:.4f}"]
+    floor = f"floor = best from the last token {rate:.4f}"
+    assert labels == [f"best unigram {unigram:.4f}", floor]
     low, high = ax.get_ylim()
     assert low < rate < unigram < flow.loss.max() < high
 
