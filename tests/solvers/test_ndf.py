@@ -14,7 +14,8 @@ import gradflow
 from gradflow import InfiniteContext, MarkovChain, OneLayerTransformer, Problem
 from gradflow._core.ravel import Ravel
 from gradflow._stepping import _segments as segments
-from gradflow.solvers import LowRankNDF, MeshInterpolation
+from gradflow.solvers import LowRankNDF
+from gradflow.solvers.ndf import MeshInterpolation
 
 
 @functools.cache  # the same loss object each time, so that it is compiled once

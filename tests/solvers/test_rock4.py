@@ -12,8 +12,8 @@ import oracles
 import pytest
 
 from gradflow.solvers import ROCK4
+from gradflow.solvers._rock4 import SAFETY
 from gradflow.solvers._rock4_coefficients import DAMPING, family, method
-from gradflow.solvers._stabilised import SAFETY
 
 #
 # Coefficients

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import gradflow
-from gradflow.solvers import _choice
+from gradflow.solvers import _choice, _plumbing
 
-ADAPTIVE = sorted(set(gradflow.solvers.names()) - set(gradflow.solvers.FIXED_STEP))
+ADAPTIVE = sorted(set(gradflow.solvers.names()) - set(_plumbing.FIXED_STEP))
 
 
 @functools.cache  # the same loss object each time, so that it is compiled once
@@ -91,13 +91,13 @@ def test_what_was_chosen_and_why_stands_in_the_stats():
     assert "fastest" in flow.stats["choice"]
     assert "n = 15" in flow.stats["choice"]
     named = gradflow.integrate(loss, start, 1.0, solver="tsit5")
-    assert named.stats["choice"] == "asked for by name"
+    assert named.stats["choice"] == "requested by name"
 
 
 def test_auto_does_without_eigenvectors_where_they_do_not_fit(monkeypatch):
     monkeypatch.setattr(_choice, "available_memory", lambda: 10**9)
-    assert gradflow.solvers.resolve("auto", 10**5).name == "ndf"
-    choice = gradflow.solvers.resolve("auto", 10**7)
+    assert _plumbing.resolve("auto", 10**5).name == "ndf"
+    choice = _plumbing.resolve("auto", 10**7)
     assert choice.name == "rock4"
     assert "1 GB" in choice.reason
 
@@ -115,7 +115,7 @@ def test_memory_is_what_is_stated():
                 1.0,
                 None,
                 y0,
-                stepsize_controller=gradflow.solvers.ResumableController(1e-6, 1e-9),
+                stepsize_controller=_plumbing.ResumableController(1e-6, 1e-9),
                 max_steps=None,
                 throw=False,
             ).ys

@@ -10,11 +10,11 @@ import optimistix as optx
 import pytest
 
 from gradflow.solvers import Kvaerno3, Kvaerno5
-from gradflow.solvers._kvaerno5 import PatientChord
+from gradflow.solvers._kvaerno import PatientChord
 
 MENDED = (
     "diffrax's VeryChord goes on iterating now: delete PatientChord and Kvaerno3 from "
-    "gradflow/solvers/_kvaerno5.py, and let Kvaerno5 use diffrax's root finder."
+    "gradflow/solvers/_kvaerno.py, and let Kvaerno5 use diffrax's root finder."
 )
 
 
