@@ -14,6 +14,7 @@ import gradflow
 from gradflow import InfiniteContext, MarkovChain, OneLayerTransformer, Problem
 from gradflow._core.ravel import Ravel
 from gradflow._stepping import _segments as segments
+from gradflow.problems import as_loss
 from gradflow.solvers import LowRankNDF
 from gradflow.solvers.ndf import MeshInterpolation
 
@@ -248,7 +249,8 @@ def stored_on_mesh(loss, start, t1, rtol, steps):
     """The pieces of dense output of a solve in segments of so many steps."""
     ravel = Ravel.of(start)
     tolerances = jnp.asarray(rtol), jnp.asarray(1e-3 * rtol)
-    equation = segments.Equation(loss, ravel, LowRankNDF(counts_work=True), *tolerances)
+    solver = LowRankNDF(counts_work=True)
+    equation = segments.Equation(as_loss(loss), ravel, solver, *tolerances)
     end = jnp.asarray(t1)
     state, _ = segments.start(equation, ravel.ravel(start), end, jnp.asarray(10**6))
     pieces = []
