@@ -103,7 +103,7 @@ class Verdict(eqx.Module):
 
 
 class CountedError(eqx.Module):
-    """What a solver with `counts_work=True` returns in place of an error estimate."""
+    """The error estimate of a solver with `counts_work=True`, with its work."""
 
     error: PyTree
     """An error estimate, with the structure of the state, or a `Verdict`."""

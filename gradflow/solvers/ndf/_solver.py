@@ -70,8 +70,8 @@ class State(eqx.Module):
 
 
 Stepped = tuple[PyTree, PyTree, dict[str, PyTree], State, diffrax.RESULTS]
-"""What diffrax expects of a step: the new state, the error estimate, the data of the
-dense output, the solver's state and the result."""
+"""The results of a step, as diffrax expects them: the new state, the error estimate,
+the data of the dense output, the solver's state and the result code."""
 
 
 class _StepTolerances(eqx.Module):
