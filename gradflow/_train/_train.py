@@ -36,7 +36,6 @@ from ..problems import (
     checked_loss,
     chosen_observables,
 )
-from ..solvers import _plumbing as solvers
 from ._optimiser import resolved
 from ._samplers import AbstractSampler
 from ._step import Plan, State, advance, start
