@@ -83,7 +83,7 @@ def test_a_fixed_step_is_stable_at_the_start_unless_given():
 
 def test_a_step_beyond_the_edge_of_stability_says_so():
     loss, start, _ = saddle()
-    with pytest.raises(gradflow.FlowError, match="left the finite numbers") as e:
+    with pytest.raises(gradflow.FlowError, match="overflowed after t = ") as e:
         gradflow.integrate(loss, start, 100.0, solver="euler", step=0.05)
     assert 0 < e.value.flow.ts[-1] < 100.0
     assert np.all(np.isfinite(e.value.flow.params))
@@ -91,7 +91,7 @@ def test_a_step_beyond_the_edge_of_stability_says_so():
 
 def test_a_step_is_for_solvers_of_fixed_steps():
     loss, start, _ = saddle()
-    with pytest.raises(ValueError, match=r"`step` must be None but for .*rk4, euler"):
+    with pytest.raises(ValueError, match=r"`step` is only for .*\(rk4, euler\)"):
         gradflow.integrate(loss, start, 1.0, step=0.1)
     with pytest.raises(ValueError, match="`step` must be a positive"):
         gradflow.integrate(loss, start, 1.0, solver="rk4", step=-0.1)
