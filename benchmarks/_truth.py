@@ -16,6 +16,8 @@ from jaxtyping import Array, Float
 
 import gradflow
 from gradflow._core.compiled import compiled
+from gradflow._core.power_method import power_method, random_vector
+from gradflow.solvers import _plumbing
 
 DENSE_LIMIT = 500
 """The largest state for which LSODA's matrices allow a tight solve."""
@@ -129,7 +131,7 @@ def _solve(
         None,
         y0,
         saveat=diffrax.SaveAt(ts=ts),
-        stepsize_controller=gradflow.solvers.ResumableController(rtol, ATOL * rtol),
+        stepsize_controller=_plumbing.ResumableController(rtol, ATOL * rtol),
         max_steps=None,
         throw=False,
     ).ys
@@ -137,13 +139,6 @@ def _solve(
 
 @compiled
 def _largest_eigenvalue(field: VectorField, y: Float[Array, " n"]) -> Any:
-    """The largest |eigenvalue| of ∇²L, by power iteration."""
+    """The largest |eigenvalue| of ∇²L, by the power method."""
     _, product = jax.linearize(field, y)
-
-    def multiply(_: Any, carry: tuple[Array, Array]) -> tuple[Array, Array]:
-        w = product(carry[0])
-        size = jnp.linalg.norm(w)
-        return w / size, size
-
-    v = jax.random.normal(jax.random.key(0), y.shape)
-    return jax.lax.fori_loop(0, 200, multiply, (v, jnp.zeros(())))[1]
+    return power_method(product, random_vector(y), 200).size

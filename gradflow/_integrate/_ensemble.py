@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int, PyTree
 
-from .. import solvers
 from .._core import checks, machine
 from .._core.checks import Checked
 from .._core.compiled import ONE_THREAD, CompileClock, make_room_for_code
@@ -38,6 +37,7 @@ from .._stepping import (
 )
 from ..flows import Ensemble, EnsembleError, Origins, Records
 from ..problems import AbstractLoss, as_loss
+from ..solvers import _plumbing as solvers
 from ._members import (
     horizons,
     member,

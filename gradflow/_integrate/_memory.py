@@ -3,9 +3,9 @@
 import jax
 from jaxtyping import PyTree
 
-from .. import solvers
 from .._core import machine
 from .._stepping import SEGMENT_MEMORY, SMALLEST_SEGMENT, Common, Snapshot
+from ..solvers import _plumbing as solvers
 from ._request import Request
 
 

@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from .. import solvers
 from .._core import checks
 from .._core.compiled import jit
 from .._core.ravel import Ravel
 from .._stepping import Condition, Past, Settings
 from ..flows import Flow, Origin
 from ..problems import AbstractLoss, Observable, checked_loss, chosen_observables
+from ..solvers import _plumbing as solvers
 
 SMALLEST_SCALE = 1e-8
 """The smallest root mean square of the parameters that the default `atol` follows."""

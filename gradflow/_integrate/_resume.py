@@ -10,13 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, PyTree
 
-from .. import solvers
 from .._core import checks
 from .._core.checks import Checked
 from .._core.types import AnyArray
 from .._stepping import Past, Snapshot, same_solver
 from ..flows import Flow, Origin, check_integrated
 from ..problems import AbstractLoss, Observable, checked_loss, chosen_observables
+from ..solvers import _plumbing as solvers
 from ._request import (
     DEFAULT_TIMES,
     Request,

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from .. import solvers
 from .._core import machine
 from .._core.compiled import CompileClock, make_room_for_code
 from .._core.progress import progress_bar
@@ -26,6 +25,7 @@ from .._stepping import (
     versions,
 )
 from ..flows import Flow, FlowError
+from ..solvers import _plumbing as solvers
 from ._checkpoint import Checkpoint, identity
 from ._memory import memory_of_flow, refuse_large_flow
 from ._request import Request

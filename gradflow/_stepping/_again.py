@@ -7,9 +7,9 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
-from .. import solvers
 from .._core.ravel import Ravel
 from ..problems import AbstractLoss
+from ..solvers import _plumbing as solvers
 from ._ending import RESULTS, ended_by, how_it_ended
 from ._equation import Equation, Settings
 from ._outcome import Piece

@@ -7,7 +7,7 @@ from typing import Any
 
 import equinox as eqx
 
-from ..solvers import Choice, count_evaluations
+from ..solvers._plumbing import Choice, count_evaluations
 
 
 class Statistics(eqx.Module):

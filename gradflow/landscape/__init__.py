@@ -1,6 +1,6 @@
 """The landscape of any scalar loss: its critical points, the spectra of its Hessian,
-and the linear flow about a point or along a trajectory. Nothing here knows of chains or
-attention."""
+and the linearised flow about a point or along a trajectory. Nothing here knows about
+chains or attention."""
 
 from ._critical_point import (
     CriticalPoint as CriticalPoint,
@@ -13,4 +13,7 @@ from ._spectrum import (
     SpectrumError as SpectrumError,
     hessian_spectrum as hessian_spectrum,
 )
-from ._variation import linearised_along as linearised_along
+from ._variation import (
+    Trajectory as Trajectory,
+    linearised_along as linearised_along,
+)

@@ -1,7 +1,6 @@
-"""find_critical_point(): from a point near by to a saddle, minimum or maximum."""
+"""find_critical_point(): from a nearby point to a saddle, minimum or maximum."""
 
 from collections.abc import Callable
-from typing import Any
 
 import equinox as eqx
 import numpy as np
@@ -9,6 +8,7 @@ from jaxtyping import Float, PyTree
 
 from .._core import checks, machine
 from .._core.checks import Checked
+from .._core.types import AnyArray
 from ._flat import (
     FlatLoss,
     as_params,
@@ -24,40 +24,45 @@ from ._spectrum import (
     at_the_ends,
     dense_spectrum,
     direction,
+    refuse_large_hessian,
     runs,
 )
 
 DENSE_SIZE = 1500
-"""Parameters up to which a Hessian is written out at every step by default: that takes
-a second each time at this size."""
+"""The number of parameters up to which the dense Hessian is computed at every step by
+default: at this size that takes a second per step."""
 FIRST_EIGENPAIRS = 16
 EIGENPAIR_TOLERANCE = 1e-6
 MATRIX_FREE_GAP = 1e-4
-"""Relative to max |λ|. Eigenvalues that crowd about zero are not told apart in any
-reasonable number of Hessian products."""
+"""The default `gap` of a matrix-free search, relative to max |λ|. No reasonable number
+of Hessian products separates eigenvalues that cluster at zero."""
 
 
 class CriticalPoint(eqx.Module):
-    """A point where ∇L vanishes, and the Hessian's spectrum there."""
+    """A point where ∇L vanishes, with the spectrum of the Hessian there."""
 
     params: PyTree
     loss: float
     gradient_norm: float
     eigenvalues: Float[np.ndarray, " count"]
-    """In increasing order: all of them, or the lowest if the search was matrix-free."""
+    """All eigenvalues, or the lowest if the search was matrix-free, in increasing
+    order."""
     eigenvectors: Float[np.ndarray, "n count"]
-    """Unit columns, in the order of the flat parameters; `direction` has them as
+    """Unit columns, in the order of the flat parameters; `direction` returns them as
     parameters."""
     index: int
-    """The number of eigenvalues below -gap: of directions in which the flow leaves."""
+    """The number of eigenvalues below -gap, which is the number of unstable
+    directions."""
     nullity: int | None
     """The number of eigenvalues within `gap` of zero; None if the search was
-    matrix-free, which does not see them all."""
+    matrix-free, which does not find all of them."""
     gap: float
-    """Eigenvalues up to this size cannot be told from zero, or were not to be."""
+    """The size up to which an eigenvalue counts as zero: as given, or as small as the
+    search could resolve."""
     distance: float
-    """How far the point lies from where the search started."""
+    """The distance from the point where the search started."""
     steps: int
+    """The number of steps that the search took."""
 
     @property
     def size(self) -> int:
@@ -71,7 +76,7 @@ class CriticalPoint(eqx.Module):
     def __str__(self) -> str:
         unstable = self.eigenvalues[: self.index]
         growing = f": λ = {runs(unstable)}" if self.index else ""
-        flat = "not known" if self.nullity is None else f"{self.nullity} of {self.size}"
+        flat = "unknown" if self.nullity is None else f"{self.nullity} of {self.size}"
         return "\n".join(
             [
                 f"{self.kind} after {self.steps} steps, {self.distance:.3g} from the "
@@ -85,7 +90,8 @@ class CriticalPoint(eqx.Module):
 
     @property
     def kind(self) -> str:
-        """`Minimum`, `Maximum`, `Saddle`, or `Degenerate critical point`."""
+        """`Minimum`, `Maximum`, `Saddle`, `Critical point of index 0` or `Degenerate
+        critical point`."""
         null = self.nullity or 0
         if null == self.size:
             return "Degenerate critical point"
@@ -101,8 +107,8 @@ class CriticalPoint(eqx.Module):
 
 
 class CriticalPointError(RuntimeError):
-    """A search that ended at no critical point. `params` is where, `gradient_norm` is
-    ‖∇L‖ there and `steps` how many steps it took."""
+    """A search that did not reach a critical point. `params` is the point where it
+    ended, `gradient_norm` is ‖∇L‖ there and `steps` is the number of steps it took."""
 
     def __init__(self, message: str, params: PyTree, gradient_norm: float, steps: int):
         super().__init__(message)
@@ -112,7 +118,7 @@ class CriticalPointError(RuntimeError):
 
 
 def find_critical_point(
-    loss: Checked[Callable[[PyTree], Any]],
+    loss: Checked[Callable[[PyTree], AnyArray]],
     params: PyTree,
     *,
     gap: Checked[float | None] = None,
@@ -120,8 +126,7 @@ def find_critical_point(
     max_steps: Checked[int] = 100,
     dense: Checked[bool | None] = None,
 ) -> CriticalPoint:
-    """A critical point ∇L(θ*) = 0 near `params`, be it a saddle, a minimum or a
-    maximum.
+    """A critical point ∇L(θ*) = 0 near `params`: a saddle, a minimum or a maximum.
 
         >>> import jax.numpy as jnp
         >>> from gradflow.landscape import find_critical_point
@@ -131,11 +136,12 @@ def find_critical_point(
         >>> point.kind, point.index, point.nullity
         ('Saddle', 1, 0)
 
-    Newton's method in the Hessian's eigen-directions, with steps shortened until ‖∇L‖
-    falls. Where critical points come in manifolds, most of the eigenvalues are zero, or
-    would be on the manifold, and a step along these directions slides along it. So a
-    step is taken only along directions that are certain to be curved. With θ* a
-    manifold's point the result is a point near `params`, not a particular one.
+    The search is Newton's method in the eigenvectors of the Hessian, with steps
+    shortened until ‖∇L‖ falls. Where critical points form manifolds, most eigenvalues
+    are zero on the manifold and small near it, and a Newton step along their
+    eigenvectors would slide along the manifold. So a step is taken only along
+    directions that are certain to be curved. On a manifold the result is some critical
+    point near `params`, not a particular one.
 
     **Arguments:**
 
@@ -144,22 +150,22 @@ def find_critical_point(
     - `gap`: take steps only along eigenvectors with |λ| > gap, and count the others as
         null. By default directions are certain if the Hessian turns by less than a
         quarter of |λ| along the Newton step in these directions (Kantorovich's
-        condition for a critical point near by, with a margin of two), and the others
-        are moved along only if all of the gradient that is left lies there: by the
-        shortest steps that make it smaller. Then a saddle of a generic function and a
-        point of a critical manifold are both found without a choice to make.
-    - `tolerance`: ‖∇L‖ to reach. The gradient is known to about 1e-16 times the size of
-        its terms, so scale this with the loss.
-    - `max_steps`: give up after so many steps.
-    - `dense`: whether to write the Hessian out at every step. Otherwise steps are taken
-        in a Krylov space of Hessian-vector products, and of the spectrum only the
-        lowest part is computed, until it shows all eigenvalues below -gap (by default
-        at least 1e-4 max |λ| then). By default up to 1,500 parameters.
+        condition for a nearby critical point, with a margin of two). Steps along other
+        directions are taken only once the rest of the gradient lies there, and are the
+        shortest that make it smaller. This finds the saddles of a generic function and
+        the points of a critical manifold without a parameter to choose.
+    - `tolerance`: the ‖∇L‖ to reach. The gradient is known to about 1e-16 times the
+        size of its terms, so scale this with the loss.
+    - `max_steps`: the largest number of steps.
+    - `dense`: whether to compute the dense Hessian at every step. Otherwise steps are
+        taken in a Krylov space of Hessian-vector products, and only the lower end of
+        the spectrum is computed, until it contains all eigenvalues below -gap (which is
+        then at least 1e-4 max |λ| by default). By default dense up to 1,500 parameters.
 
     **Returns:**
 
     A `CriticalPoint`. A search that fails raises a `CriticalPointError`, which says how
-    far it came and keeps the point.
+    far it came and contains the point that it reached.
     """
     if gap is not None:
         gap = checks.positive_number("gap", gap, zero_allowed=True)
@@ -170,11 +176,9 @@ def find_critical_point(
     flat, y = flat_loss(loss, params)
     if dense is None:
         dense = y.size <= DENSE_SIZE
-    elif dense and dense_bytes(y.size) > machine.available_memory():
-        raise ValueError(
-            f"`dense` must not be True for n = {y.size:,} parameters: the Hessian and "
-            f"its eigenvectors take {machine.readable(dense_bytes(y.size))}, and "
-            f"{machine.readable(machine.available_memory())} are free."
+    elif dense:
+        refuse_large_hessian(
+            y.size, "`dense` must be False for a search without the dense Hessian"
         )
     search = Newton(
         flat, dense_view if dense else krylov_view, tolerance, gap, max_steps
@@ -195,9 +199,9 @@ def _error(flat: FlatLoss, start: View, stuck: Stuck) -> CriticalPointError:
     norm, first, distance = view.norm, start.norm, view.distance_to(start)
     return CriticalPointError(
         f"No critical point was reached: {stuck.reason}. After {stuck.steps} steps, "
-        f"{distance:.3g} from the start, ‖∇L‖ is {norm:.2e} (it was {first:.2e}), with "
-        f"{view.count} of {len(view.eigenvalues)} directions certainly curved. The "
-        "point is in this exception's `params`.",
+        f"{distance:.3g} from the start, ‖∇L‖ is {norm:.2e} (it was {first:.2e}), and "
+        f"{view.count} of {len(view.eigenvalues)} directions are certain to be curved. "
+        "The point is in this exception's `params`.",
         as_params(flat, view.y),
         norm,
         stuck.steps,
@@ -205,12 +209,12 @@ def _error(flat: FlatLoss, start: View, stuck: Stuck) -> CriticalPointError:
 
 
 def _whole(flat: FlatLoss, start: View, view: View, search: Newton) -> CriticalPoint:
-    """The result where the Hessian was written out."""
+    """The result of a search with the dense Hessian."""
     assert view.local is not None
     eigenvalues = np.asarray(view.local.eigenvalues)
     gap = search.gap
     if gap is None:
-        # By the certain directions themselves; the resolution is but a bound.
+        # From the certain directions themselves; the resolution is only a bound.
         sizes = np.append(np.abs(np.asarray(view.eigenvalues)), 0.0)
         within = np.nextafter(sizes[view.count - 1], 0.0) if view.count else np.inf
         gap = max(sizes[view.count], min(view.resolution(search.tolerance), within))
@@ -232,8 +236,8 @@ def _whole(flat: FlatLoss, start: View, view: View, search: Newton) -> CriticalP
 def _lower_part(
     flat: FlatLoss, start: View, view: View, search: Newton
 ) -> CriticalPoint:
-    """The result where it was not: with the lowest eigenpairs, as many as it takes to
-    see one that is not negative."""
+    """The result of a matrix-free search, with as many of the lowest eigenpairs as it
+    takes to reach one that is not negative."""
     scale = abs(float(view.eigenvalues[0]))
     gap = search.gap
     if gap is None:
@@ -254,6 +258,7 @@ def _lower_part(
 
 
 def _lowest(flat: FlatLoss, view: View, gap: float, steps: int) -> Spectrum:
+    """The lowest eigenpairs, up to one above -gap."""
     n, k = view.y.size, FIRST_EIGENPAIRS
     while True:
         plan = Plan.of(k, 0)
@@ -261,7 +266,7 @@ def _lowest(flat: FlatLoss, view: View, gap: float, steps: int) -> Spectrum:
             return dense_spectrum(flat, view.y)
         if plan.rows > n or 16 * plan.basis * n > machine.available_memory():
             raise Stuck(
-                f"the point is found, but with at least {k // 2} eigenvalues below "
+                f"the point was found, but with at least {k // 2} eigenvalues below "
                 f"{-gap:.1e} its index is too large to be counted",
                 view,
                 steps,
@@ -271,7 +276,7 @@ def _lowest(flat: FlatLoss, view: View, gap: float, steps: int) -> Spectrum:
                 flat, view.y, plan, EIGENPAIR_TOLERANCE, settled=-gap
             )
         except SpectrumError as error:
-            reason = f"the point is found, but not its index: {error}"
+            reason = f"the point was found, but not its index: {error}"
             raise Stuck(reason, view, steps) from error
         if spectrum.eigenvalues[-1] >= -gap:
             return spectrum

@@ -1,7 +1,6 @@
-"""A loss on one flat vector: its derivatives, and how much memory they may take."""
+"""A loss as a function of one flat vector, its derivatives and their memory."""
 
 from collections.abc import Callable
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -9,22 +8,25 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
+from .._core.checks import Checked
+from .._core.power_method import power_method, random_vector
 from .._core.ravel import Ravel
+from .._core.types import AnyArray
 from ..problems import AbstractLoss, checked_loss
 
 Vector = Float[Array, " n"]
 Product = Callable[[Vector], Vector]
 
 DENSE_COPIES = 5
-"""n×n arrays that are in memory at once while a Hessian is diagonalised: the matrix,
-its eigenvectors, and what LAPACK works in."""
+"""The number of n×n arrays in memory while a Hessian is diagonalised: the matrix, its
+eigenvectors and LAPACK's workspace."""
 BATCH = 2**22
-"""Numbers in the vectors that are multiplied by the Hessian at once."""
+"""The total size of the vectors that are multiplied by the Hessian at once."""
 NORM_ITERATIONS = 12
 
 
 class FlatLoss(eqx.Module):
-    """L(y), with y the parameters as one flat vector."""
+    """L(y), where y is the parameters as one flat vector."""
 
     loss: AbstractLoss
     ravel: Ravel = eqx.field(static=True)
@@ -42,7 +44,7 @@ class FlatLoss(eqx.Module):
     def products_at(
         self, y: Vector
     ) -> Callable[[Float[Array, "rows n"]], Float[Array, "rows n"]]:
-        """The same for the rows of a matrix, a batch of them at a time."""
+        """The same for the rows of a matrix, one batch of rows at a time."""
         product, batch = self.product_at(y), max(1, BATCH // y.size)
 
         def products(rows: Float[Array, "rows n"]) -> Float[Array, "rows n"]:
@@ -57,37 +59,34 @@ class FlatLoss(eqx.Module):
         return 0.5 * (H + H.T)
 
     def turn(self, y: Vector, s: Vector) -> Float[Array, ""]:
-        """‖∇³L(y)[s]‖ in the spectral norm, nearly: how fast the Hessian turns along
-        s. By the power method, which errs on the low side."""
+        """The spectral norm ‖∇³L(y)[s]‖, nearly: how fast the Hessian turns along s.
+        The power method approaches it from below."""
 
         def along(y: Vector, v: Vector) -> Vector:
             return jax.jvp(self.gradient, (y,), (v,))[1]
 
-        def iterate(_: Any, carry: Any) -> Any:
-            v, _ = carry
-            w = jax.jvp(lambda y: along(y, v), (y,), (s,))[1]
-            norm = jnp.linalg.norm(w)
-            return jnp.where(norm > 0, w / jnp.where(norm > 0, norm, 1.0), v), norm
+        def product(v: Vector) -> Vector:
+            return jax.jvp(lambda y: along(y, v), (y,), (s,))[1]
 
-        noise = jax.random.normal(jax.random.key(0), y.shape, y.dtype)
-        start = noise / jnp.linalg.norm(noise), jnp.zeros((), y.dtype)
-        return jax.lax.fori_loop(0, NORM_ITERATIONS, iterate, start)[1]
+        return power_method(product, random_vector(y), NORM_ITERATIONS).size
 
 
-def flat_loss(loss: Any, params: PyTree) -> tuple[FlatLoss, Vector]:
-    """A loss and a point as the rest of this room takes them, checked."""
+def flat_loss(
+    loss: Checked[Callable[[PyTree], AnyArray]], params: PyTree
+) -> tuple[FlatLoss, Vector]:
+    """A checked loss and point, in the form that the rest of this room uses."""
     loss = checked_loss(loss, params)
     ravel = Ravel.of(params)
     return FlatLoss(loss, ravel), ravel.ravel(params)
 
 
 class Local(eqx.Module):
-    """All of a loss at a point up to second order."""
+    """A loss at a point, up to second order."""
 
     loss: Float[Array, ""]
     gradient: Vector
     eigenvalues: Vector
-    """Of the Hessian, in increasing order."""
+    """The eigenvalues of the Hessian, in increasing order."""
     eigenvectors: Float[Array, "n n"]
     """Unit columns."""
     residuals: Vector
@@ -95,7 +94,7 @@ class Local(eqx.Module):
 
 
 def expansion(flat: FlatLoss, y: Vector) -> Local:
-    """By the Hessian, written out and diagonalised."""
+    """The loss to second order, from its dense Hessian."""
     loss, gradient = jax.value_and_grad(flat)(y)
     H = flat.hessian(y)
     eigenvalues, V = jnp.linalg.eigh(H, symmetrize_input=False)
@@ -106,23 +105,21 @@ def expansion(flat: FlatLoss, y: Vector) -> Local:
 look = eqx.filter_jit(expansion)
 
 
-def refuse_not_finite(*derivatives: Any) -> None:
-    """Refuse a loss by its value or derivatives at `params`."""
+def refuse_not_finite(*derivatives: AnyArray | float) -> None:
+    """Raise a `ValueError` if the loss or one of its derivatives is not finite at
+    `params`."""
     if not all(np.all(np.isfinite(values)) for values in derivatives):
         raise ValueError(
-            "`loss` must be finite at `params`, and its first and second derivatives "
-            "too; they are not."
+            "`loss` must be finite at `params`, and so must its first and second "
+            "derivatives: got NaN or infinity."
         )
 
 
 def as_params(flat: FlatLoss, y: Vector) -> PyTree:
+    """A flat vector as parameters, in NumPy arrays."""
     return jax.tree.map(np.asarray, flat.ravel.unravel(y))
 
 
-#
-# Memory
-#
-
-
 def dense_bytes(n: int) -> int:
+    """The memory that it takes to diagonalise a dense Hessian of n parameters."""
     return DENSE_COPIES * 8 * n**2

@@ -1,41 +1,42 @@
-"""Lanczos: both ends of a Hessian's spectrum, and functions of it on one vector, from
-products with vectors alone."""
+"""Lanczos methods: the ends of a Hessian's spectrum, and functions of the Hessian
+applied to a vector, from Hessian-vector products."""
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from ._flat import FlatLoss, Vector, refuse_not_finite
 
 LEAST_BLOCKS = 4
-"""How many blocks a basis holds at least; of half of them a restart keeps."""
+"""The smallest number of blocks in a basis; a restart keeps half of the basis."""
 LEAST_BASIS = 64
 MOST_PASSES = 6
 
 
 #
-# A block for the ends of the spectrum
+# Block Lanczos for the ends of the spectrum
 #
 
 
 class Plan(NamedTuple):
-    """How many eigenpairs are wanted at each end, and the sizes of the search."""
+    """The numbers of eigenpairs wanted at each end, and the sizes of the search."""
 
     low: int
     high: int
     block: int
-    """Rows of a block: all that is wanted and a few more. In a block as large as the
-    number of wanted eigenpairs every copy of a multiple eigenvalue comes out; a single
-    vector would see one of them."""
+    """The number of rows of a block: all that are wanted and a few more. A block this
+    large finds every copy of a multiple eigenvalue; a single vector would find one."""
     basis: int
+    """The number of rows of the basis."""
 
     @staticmethod
     def of(low: int, high: int) -> "Plan":
+        """The sizes of a search for `low` and `high` eigenpairs."""
         guarded = [k and k + max(2, k // 4) for k in (low, high)]
         block = sum(guarded)
         blocks = max(LEAST_BLOCKS, math.ceil(LEAST_BASIS / block))
@@ -43,40 +44,43 @@ class Plan(NamedTuple):
 
     @property
     def kept(self) -> int:
+        """The number of Ritz vectors that a restart keeps."""
         return self.basis // 2
 
     @property
     def rows(self) -> int:
-        """Orthogonal vectors that there must be for the search to make sense."""
+        """The number of orthogonal vectors that the search needs, at most n."""
         return self.basis + self.block
 
     def outermost(self, rows: int) -> np.ndarray:
-        """Which of `basis` Ritz values in increasing order lie farthest out at the ends
-        that are wanted."""
+        """The indices of the `rows` outermost Ritz values at the wanted ends, among
+        `basis` Ritz values in increasing order."""
         high = rows // 2 if self.low and self.high else rows if self.high else 0
         return np.r_[: rows - high, self.basis - high : self.basis]
 
 
 class Search(eqx.Module):
-    """A thick-restart block Lanczos search after some cycles."""
+    """The state of a thick-restart block Lanczos search."""
 
     V: Float[Array, "basis n"]
-    """An orthonormal basis in its first rows; the rest is zero."""
+    """An orthonormal basis in the first `filled` rows; the others are zero."""
     W: Float[Array, "basis n"]
-    """Its product with the Hessian."""
+    """The product of the basis with the Hessian."""
     filled: Int[Array, ""]
     block: Float[Array, "block n"]
-    """Where to search next: the residuals of the outermost Ritz vectors."""
+    """The next directions of the search: the residuals of the outermost Ritz
+    vectors."""
     ritz: Float[Array, " block"]
     """The outermost Ritz values, in increasing order."""
     residuals: Float[Array, " block"]
     scale: Float[Array, ""]
-    """max |λ|, as far as it is known."""
+    """max |λ|, as known so far."""
     loss: Float[Array, ""]
 
     @staticmethod
-    def start(n: int, plan: Plan, seed: int) -> "Search":
-        noise = jax.random.normal(jax.random.key(seed), (plan.block, n), jnp.float64)
+    def start(n: int, plan: Plan, key: PRNGKeyArray) -> "Search":
+        """A search that starts from a random block."""
+        noise = jax.random.normal(key, (plan.block, n), jnp.float64)
         return Search(
             jnp.zeros((plan.basis, n)),
             jnp.zeros((plan.basis, n)),
@@ -89,16 +93,19 @@ class Search(eqx.Module):
         )
 
 
+Rows = tuple[Float[Array, "block n"], Float[Array, ""], Int[Array, ""]]
+
+
 def _orthonormal(
     rows: Float[Array, "block n"], V: Float[Array, "basis n"]
 ) -> Float[Array, "block n"]:
-    """Rows that span what `rows` span beyond V.
+    """Orthonormal rows that span the part of `rows` orthogonal to V.
 
-    Two passes, and more where a row lost most of itself to V: its rest is inexact. A
-    row that lies in the span of the others is replaced by some direction; QR makes one
-    up, and the next pass rids it of what it has of V."""
+    There are two passes, and more where most of a row lies in the span of V, because
+    the rest of it is inexact. A row in the span of the others is replaced by some
+    direction: QR invents one, and the next pass removes its part along V."""
 
-    def one_pass(carry: Any) -> Any:
+    def one_pass(carry: Rows) -> Rows:
         rows, _, i = carry
         size = jnp.linalg.norm(rows, axis=1, keepdims=True)
         rows = rows / jnp.where(size > 0, size, 1.0)
@@ -106,25 +113,31 @@ def _orthonormal(
         left = jnp.min(jnp.linalg.norm(rows, axis=1))
         return jnp.linalg.qr(rows.T)[0].T, left, i + 1
 
-    def is_rough(carry: Any) -> Any:
+    def is_rough(carry: Rows) -> Bool[Array, ""]:
         _, left, i = carry
         return (i < 2) | ((left < 0.5) & (i < MOST_PASSES))
 
-    return jax.lax.while_loop(is_rough, one_pass, (rows, jnp.zeros(()), 0))[0]
+    start = (rows, jnp.zeros(()), jnp.asarray(0))
+    return jax.lax.while_loop(is_rough, one_pass, start)[0]
+
+
+Expansion = tuple[
+    Float[Array, "basis n"], Float[Array, "basis n"], Float[Array, "block n"]
+]
 
 
 @eqx.filter_jit
 def cycle(flat: FlatLoss, y: Vector, search: Search, plan: Plan) -> Search:
-    """Fill the basis block by block, take the Ritz pairs in it (Rayleigh–Ritz), and
-    keep the outermost half of them.
+    """Fill the basis block by block, compute its Ritz pairs (Rayleigh–Ritz), and keep
+    the outermost half of them.
 
-    Wu and Simon, SIAM J. Matrix Anal. Appl. 22 (2000), with a block in place of a
-    vector, full reorthogonalisation, and the products W kept beside the basis: twice
-    the memory, but the residuals are true ones and there is no band to account for.
+    Wu and Simon, SIAM J. Matrix Anal. Appl. 22 (2000), with a block instead of a
+    vector, full reorthogonalisation, and the products W stored with the basis: that
+    doubles the memory, but makes the residuals exact and the projection simple.
     """
     products = flat.products_at(y)
 
-    def expand(i: Array, carry: Any) -> Any:
+    def expand(i: Int[Array, ""], carry: Expansion) -> Expansion:
         V, W, block = carry
         new = _orthonormal(block, V)
         image = products(new)
@@ -156,7 +169,7 @@ def cycle(flat: FlatLoss, y: Vector, search: Search, plan: Plan) -> Search:
 
 
 class Ends(NamedTuple):
-    """The wanted eigenpairs, in increasing order, eigenvectors as rows."""
+    """The wanted eigenpairs, in increasing order, with eigenvectors as rows."""
 
     eigenvalues: np.ndarray
     eigenvectors: np.ndarray
@@ -164,7 +177,7 @@ class Ends(NamedTuple):
     products: int
     converged: bool
     bound: float
-    """What the residuals had to be below."""
+    """The bound that the residuals had to meet."""
 
 
 def ends(
@@ -173,13 +186,13 @@ def ends(
     plan: Plan,
     tolerance: float,
     max_products: int,
-    seed: int = 0,
+    key: PRNGKeyArray,
     settled: float = np.inf,
 ) -> Ends:
-    """Cycles until every wanted residual is below tolerance · max |λ|. Of eigenvalues
-    above `settled` it is enough to be certain of that."""
+    """Cycles until every wanted residual is below tolerance · max |λ|. An eigenvalue
+    that is certain to exceed `settled` needs no more accuracy."""
     wanted = np.r_[: plan.low, plan.block - plan.high : plan.block]
-    search, spent = Search.start(y.size, plan, seed), 0
+    search, spent = Search.start(y.size, plan, key), 0
     while True:
         spent += plan.basis - int(search.filled)
         search = cycle(flat, y, search, plan)
@@ -203,34 +216,45 @@ def ends(
 
 
 #
-# One vector, for functions of the Hessian applied to it
+# Lanczos from one vector, for functions of the Hessian applied to it
 #
 
 
 class Lanczos(eqx.Module):
-    """H V ≈ V T + β v eᵀ from the vector b = ‖b‖ V e₁, as the eigenpairs of T."""
+    """H V ≈ V T + β v eᵀ from the vector b = ‖b‖ V e₁, in the eigenvectors of T."""
 
     ritz: Float[Array, " size"]
+    """The eigenvalues of T."""
     first: Float[Array, " size"]
-    """The first components of the eigenvectors of T: those of b/‖b‖ along the Ritz
-    vectors."""
+    """The first components of the eigenvectors of T, which are the components of b/‖b‖
+    along the Ritz vectors."""
     last: Float[Array, " size"]
+    """The last components of the eigenvectors of T."""
     beta: Float[Array, ""]
     vectors: Float[Array, "size n"]
     """The Ritz vectors, as rows."""
     sound: Bool[Array, " size"]
-    """Which of them are not mere padding."""
+    """Whether a Ritz vector is one, and not padding."""
     products: Int[Array, ""]
 
 
+LanczosStep = tuple[
+    Float[Array, "size n"],
+    Float[Array, "size n"],
+    Vector,
+    Float[Array, ""],
+    Int[Array, ""],
+]
+
+
 def lanczos(flat: FlatLoss, y: Vector, b: Vector, size: int) -> Lanczos:
-    """At most `size` steps of Lanczos, fully reorthogonalised; fewer where the space
-    is invariant."""
+    """At most `size` steps of Lanczos with full reorthogonalisation; fewer if the space
+    becomes invariant."""
     product = flat.product_at(y)
     norm = jnp.linalg.norm(b)
     v = b / jnp.where(norm > 0, norm, 1.0)
 
-    def body(carry: Any) -> Any:
+    def body(carry: LanczosStep) -> LanczosStep:
         V, W, v, _, i = carry
         V = V.at[i].set(v)
         w = product(v)
@@ -241,7 +265,7 @@ def lanczos(flat: FlatLoss, y: Vector, b: Vector, size: int) -> Lanczos:
         beta = jnp.linalg.norm(rest)
         return V, W, rest / jnp.where(beta > 0, beta, 1.0), beta, i + 1
 
-    def goes_on(carry: Any) -> Any:
+    def goes_on(carry: LanczosStep) -> Bool[Array, ""]:
         _, W, _, beta, i = carry
         image = jnp.sqrt(jnp.max(jnp.sum(W**2, axis=1)))
         return (i < size) & ((i == 0) | (beta > 1e-14 * image))
@@ -250,7 +274,7 @@ def lanczos(flat: FlatLoss, y: Vector, b: Vector, size: int) -> Lanczos:
     start = (empty, empty, v, norm, jnp.asarray(0))
     V, W, _, beta, steps = jax.lax.while_loop(goes_on, body, start)
     T = V @ W.T
-    # Padding is decoupled, at the value zero.
+    # Padding is decoupled, with the eigenvalue zero.
     ritz, Q = jnp.linalg.eigh(0.5 * (T + T.T), symmetrize_input=False)
     vectors = Q.T @ V
     return Lanczos(

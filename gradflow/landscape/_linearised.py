@@ -1,7 +1,7 @@
 """linearised_flow(): the flow of a loss's quadratic model about a point."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, PyTree
 from .._core import checks
 from .._core.checks import Checked
 from .._core.ravel import Ravel, path_name
+from .._core.types import AnyArray
 from ..problems import checked_loss
 from ._critical_point import DENSE_SIZE, CriticalPoint
 from ._flat import FlatLoss, Vector, flat_loss, look, refuse_not_finite
@@ -20,18 +21,18 @@ from ._krylov import Lanczos, lanczos
 
 KRYLOV_SIZE = 96
 RELATIVE_ERROR = 1e-10
-"""Of a matrix-free flow, in all, relative to the largest entry of θ - θ*."""
+"""The total error of a matrix-free flow, relative to the largest entry of θ - θ*."""
 QUADRATURE_NODES = 64
 SHORTEST_PART = 2.0**-40
 LARGEST = 1e150
-"""Beyond this the squares of a flow leave the floating numbers."""
+"""The size beyond which the squares of a flow would overflow."""
 
 
 def linearised_flow(
-    loss: Checked[Callable[[PyTree], Any]],
+    loss: Checked[Callable[[PyTree], AnyArray]],
     critical_point: Checked[CriticalPoint | PyTree],
     params: PyTree,
-    ts: Any,
+    ts: Checked[Sequence[float] | AnyArray],
 ) -> PyTree:
     """The flow that starts at `params`, linearised about a critical point θ*:
 
@@ -44,14 +45,13 @@ def linearised_flow(
         array([[1. , 1. ],
                [0.5, 2. ]])
 
-    In general it is the flow of the quadratic model of L about θ*, θ̇ = -g - H(θ - θ*)
-    with g = ∇L(θ*) and H = ∇²L(θ*). So a point that is critical only nearly, or not at
-    all, is no error: the term that its gradient adds, -∫₀ᵗ exp(Js)g ds, is there, and
-    zero where g is.
+    In general this is the flow of the quadratic model of L about θ*, θ̇ = -g - H(θ - θ*)
+    with g = ∇L(θ*) and H = ∇²L(θ*). So the point need not be critical: the result
+    includes the term -∫₀ᵗ exp(Js)g ds of its gradient, which is zero where g is.
 
-    Up to 1,500 parameters, and wherever `critical_point` has the whole spectrum, the
-    Hessian is diagonalised. Otherwise the exponential acts through Krylov spaces of
-    Hessian-vector products, in as many steps of time as it takes to hold the error to
+    Up to 1,500 parameters, and whenever `critical_point` has the whole spectrum, the
+    Hessian is diagonalised. Otherwise the exponential is applied in Krylov spaces of
+    Hessian-vector products, in as many time steps as it takes to keep the error within
     1e-10 of the largest entry of θ - θ*.
 
     **Arguments:**
@@ -59,7 +59,7 @@ def linearised_flow(
     - `loss`: any callable from parameters to a scalar.
     - `critical_point`: θ*, a `CriticalPoint` or parameters.
     - `params`: θ(0), parameters of the same shapes.
-    - `ts`: increasing times from zero on.
+    - `ts`: increasing times, not negative.
 
     **Returns:**
 
@@ -101,6 +101,7 @@ def _gradient(flat: FlatLoss, y: Vector) -> Vector:
 
 
 def _check_alike(centre: PyTree, params: PyTree) -> None:
+    """Raise a `ValueError` if the two points differ in structure or shapes."""
     ours, theirs = Ravel.of(centre), Ravel.of(params)
     if ours.treedef != theirs.treedef:
         raise ValueError(
@@ -112,8 +113,8 @@ def _check_alike(centre: PyTree, params: PyTree) -> None:
         for (path, _), a, b in zip(places, ours.shapes, theirs.shapes, strict=True):
             if a != b:
                 raise ValueError(
-                    f"`params{path_name(path, prefix='.')}` must have the shape of "
-                    f"`critical_point`'s, {a}, got {b}."
+                    f"`params{path_name(path, prefix='.')}` must have the shape that "
+                    f"it has in `critical_point`, {a}, got {b}."
                 )
 
 
@@ -121,13 +122,13 @@ def _refuse_overflow(deviations: np.ndarray, times: np.ndarray) -> None:
     finite = np.all(np.isfinite(deviations), axis=1)
     if not np.all(finite):
         raise ValueError(
-            "`ts` must end before the linear flow leaves the floating numbers, which "
-            f"it does by t = {times[int(np.argmin(finite))]:g}."
+            "`ts` must end before the linear flow overflows, which it does at "
+            f"t = {times[int(np.argmin(finite))]:g}."
         )
 
 
 def _growth(rates: np.ndarray, times: np.ndarray) -> np.ndarray:
-    """∫₀ᵗ e^(-λs) ds for every time and rate λ, exact for small λt."""
+    """∫₀ᵗ e^(-λs) ds for every time and rate λ, accurate for small λt too."""
     x = -rates[None, :] * times[:, None]
     safe = np.where(x == 0, 1.0, x)
     with np.errstate(over="ignore"):
@@ -135,8 +136,8 @@ def _growth(rates: np.ndarray, times: np.ndarray) -> np.ndarray:
 
 
 def _modes(
-    eigenvalues: Any,
-    eigenvectors: Any,
+    eigenvalues: Float[AnyArray, " n"],
+    eigenvectors: Float[AnyArray, "n n"],
     gradient: Vector,
     start: Vector,
     times: np.ndarray,
@@ -150,10 +151,10 @@ def _modes(
 
 
 class _Stretch(NamedTuple):
-    """The linear flow from δ on, δ + ∫₀ᵗ exp(Js)v ds with the velocity v at δ.
+    """The linear flow from δ, which is δ + ∫₀ᵗ exp(Js)v ds with the velocity v at δ.
 
-    The integral acts on v alone, so one Krylov space, that of v, serves the exponential
-    and the term of the gradient both."""
+    The integral is applied to v alone, so one Krylov space, that of v, serves both the
+    exponential and the term of the gradient."""
 
     delta: np.ndarray
     speed: float
@@ -161,13 +162,14 @@ class _Stretch(NamedTuple):
 
     @staticmethod
     def start(flat: FlatLoss, y: Vector, delta: np.ndarray) -> "_Stretch":
+        """The stretch that starts at y + δ."""
         size = min(KRYLOV_SIZE, y.size)
         speed, space = _krylov_space(flat, y, jnp.asarray(delta), size)
         refuse_not_finite(speed, space.ritz)
         return _Stretch(delta, float(speed), jax.tree.map(np.asarray, space))
 
     def at(self, spans: np.ndarray) -> Float[np.ndarray, "spans n"]:
-        """δ after so much time."""
+        """δ after each of these spans of time."""
         with np.errstate(over="ignore", invalid="ignore"):
             along = (
                 self.speed
@@ -177,9 +179,9 @@ class _Stretch(NamedTuple):
             return self.delta[None, :] + along @ self.space.vectors
 
     def error(self, span: float) -> float:
-        """‖v‖ β ∫₀ᵗ e^(μ(t-s)) |eᵀ ∫₀ˢ exp(-Tr) dr e₁| ds: what leaves the Krylov
-        space, carried on at the greatest rate μ that is seen in it (Saad, SIAM J.
-        Numer. Anal. 29, 1992)."""
+        """‖v‖ β ∫₀ᵗ e^(μ(t-s)) |eᵀ ∫₀ˢ exp(-Tr) dr e₁| ds: the part that leaves the
+        Krylov space, growing at the largest rate μ in that space (Saad, SIAM J. Numer.
+        Anal. 29, 1992)."""
         ritz = np.asarray(self.space.ritz)
         s = np.linspace(0.0, span, QUADRATURE_NODES + 1)
         growth = max(0.0, -float(np.min(ritz)))
@@ -189,8 +191,8 @@ class _Stretch(NamedTuple):
         return self.speed * float(self.space.beta) * float(np.trapezoid(carried, s))
 
     def affordable(self, whole: float, rate: float, largest: float) -> float | None:
-        """The longest of `whole`, half of it, … in which the error grows at most at
-        `rate` times the size of δ; None if none does."""
+        """The longest of `whole`, half of it, a quarter, … in which the error grows at
+        most at `rate` times the size of δ; None if there is none."""
         span = whole
         while span >= SHORTEST_PART * whole:
             reached = np.max(np.abs(self.at(np.array([span]))))
@@ -204,7 +206,7 @@ class _Stretch(NamedTuple):
 def _matrix_free(
     flat: FlatLoss, y: Vector, start: Vector, times: np.ndarray
 ) -> Float[np.ndarray, "times n"]:
-    """θ(t) - θ*, stretch by stretch: each serves the times up to where its error would
+    """θ(t) - θ*, stretch by stretch: each covers the times up to where its error would
     exceed its share."""
     out = np.zeros((len(times), y.size))
     t, delta, done = 0.0, np.asarray(start), int(times[0] == 0)
@@ -219,8 +221,8 @@ def _matrix_free(
         span = stretch.affordable(whole, RELATIVE_ERROR / times[-1], largest)
         if span is None:
             raise RuntimeError(
-                "The linear flow could not be followed without its Hessian beyond "
-                f"t = {t:g}: no step of time was short enough."
+                f"The linear flow could not be followed beyond t = {t:g} without the "
+                "dense Hessian: no time step was short enough."
             )
         upto = len(times) if span == whole else int(np.searchsorted(times, t + span))
         out[done:upto] = stretch.at(times[done:upto] - t)
@@ -233,7 +235,7 @@ def _matrix_free(
 def _krylov_space(
     flat: FlatLoss, y: Vector, delta: Vector, size: int
 ) -> tuple[Float[Array, ""], Lanczos]:
-    """That of the velocity -g - Hδ, and the velocity's norm."""
+    """The norm of the velocity -g - Hδ, and its Krylov space."""
     gradient, product = jax.jvp(flat.gradient, (y,), (delta,))
     velocity = -gradient - product
     return jnp.linalg.norm(velocity), lanczos(flat, y, velocity, size)

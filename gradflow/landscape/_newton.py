@@ -1,47 +1,47 @@
 """Newton's method for ∇L = 0 in the directions that are certain to be curved.
 
-Where critical points come in manifolds, the Hessian has eigenvalues that would vanish
-on the manifold and, near it, are merely small. A Newton step along such a direction is
-a quotient of two small numbers and goes anywhere. What tells these directions from
-curved ones is Kantorovich's condition: Newton's step s on eigen-directions whose
-eigenvalues are at least |λ| in size finds a critical point near by if
+Where critical points form manifolds, the Hessian has eigenvalues that vanish on the
+manifold and are small near it. A Newton step along such a direction is a quotient of
+two small numbers and may go anywhere. Kantorovich's condition distinguishes these
+directions from curved ones: a Newton step s along eigenvectors whose eigenvalues are at
+least |λ| in size finds a nearby critical point if
 
     2 K ‖s‖ ≤ |λ|,    K = ‖∇³L[s]‖ / ‖s‖,
 
-that is, if the Hessian turns by less than half of λ along it. We ask for twice as much
-(so that a monkey saddle, where Newton's method just halves the distance, does not
-pass), take the largest set of directions that does, and leave the others alone.
+that is, if the Hessian turns by less than half of λ along s. We require twice as much,
+so that a monkey saddle, where Newton's method only halves the distance, does not
+qualify. We step along the largest set of directions that qualifies and along no others.
 """
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from ._flat import FlatLoss, Local, Vector, expansion
 from ._krylov import lanczos
 
 MARGIN = 4.0
-"""In place of Kantorovich's 2."""
+"""The factor that replaces Kantorovich's 2."""
 ROUNDS = 8
-"""How often K is measured, at most, to find the certain directions."""
+"""The largest number of times that K is measured to find the certain directions."""
 CERTAIN_PART = 0.5
-"""The part of the gradient that must lie along certain directions for a step there."""
+"""The part of the gradient that must lie along certain directions for a step along
+them."""
 KRYLOV_SIZE = 96
 SHORTEST = 2.0**-20
-"""A step that must be cut to this part of itself leads nowhere."""
+"""The fraction of a step at which shortening it is given up."""
 RESTORING_STEPS = 8
 SLIDE_TRIES = 8
 
 
 class View(eqx.Module):
-    """The loss about a point y, to second order, along some orthonormal directions,
-    the most curved ones first. They span the gradient."""
+    """The loss to second order about a point y, along orthonormal directions that span
+    the gradient, the most curved first."""
 
     y: Vector
     loss: Float[Array, ""]
@@ -52,13 +52,13 @@ class View(eqx.Module):
     """The gradient's components along the directions."""
     directions: Float[Array, "count n"]
     certain: Bool[Array, " count"]
-    """Along which a Newton step may be taken: the first so many."""
+    """Whether a Newton step may be taken along a direction: true for the first ones."""
     turning: Float[Array, ""]
     """K."""
     floor: Float[Array, ""]
-    """Rounding: what no eigenvalue can be told from zero below."""
+    """The size below which rounding makes an eigenvalue indistinguishable from zero."""
     local: Local | None
-    """The whole Hessian, if it was written out."""
+    """The loss with its dense Hessian, if that was computed."""
 
     @property
     def newton(self) -> Float[Array, " count"]:
@@ -70,23 +70,24 @@ class View(eqx.Module):
 
     @property
     def norm(self) -> float:
+        """‖∇L‖."""
         return float(self.gradient_norm)
 
     @property
     def certain_norm(self) -> float:
-        """The norm of the gradient's part along certain directions."""
+        """The norm of the part of the gradient along certain directions."""
         return float(np.linalg.norm(np.asarray(self.slopes)[np.asarray(self.certain)]))
 
     @property
     def count(self) -> int:
-        """How many directions are certain."""
+        """The number of certain directions."""
         return int(np.sum(self.certain))
 
     def distance_to(self, other: "View") -> float:
         return float(np.linalg.norm(np.asarray(self.y) - np.asarray(other.y)))
 
     def resolution(self, tolerance: float) -> float:
-        """The size of an eigenvalue that a slope of `tolerance` leaves uncertain."""
+        """The size below which a slope of `tolerance` makes an eigenvalue uncertain."""
         slope = max(self.norm, tolerance)
         return max(math.sqrt(MARGIN * float(self.turning) * slope), float(self.floor))
 
@@ -95,7 +96,7 @@ class View(eqx.Module):
 def dense_view(
     flat: FlatLoss, y: Vector, tolerance: Float[Array, ""], gap: Array | None
 ) -> View:
-    """All directions there are."""
+    """The view along all directions, from the dense Hessian."""
     local = expansion(flat, y)
     order = jnp.argsort(-jnp.abs(local.eigenvalues))
     directions = local.eigenvectors.T[order]
@@ -108,8 +109,9 @@ def dense_view(
 def krylov_view(
     flat: FlatLoss, y: Vector, tolerance: Float[Array, ""], gap: Array | None
 ) -> View:
-    """The directions that Newton's step lies in, as Lanczos from the gradient finds
-    them: of a multiple eigenvalue one copy, the one that the gradient has a part in."""
+    """The view along the directions of Newton's step, found by Lanczos from the
+    gradient: one for each multiple eigenvalue, the one along which the gradient has a
+    part."""
     loss, gradient = jax.value_and_grad(flat)(y)
     space = lanczos(flat, y, gradient, min(KRYLOV_SIZE, y.size))
     order = jnp.argsort(-jnp.abs(space.ritz))
@@ -150,70 +152,81 @@ def _with_certain(
     return eqx.tree_at(lambda v: (v.certain, v.turning), view, (certain, turning))
 
 
+Bracket = tuple[
+    Int[Array, ""], Int[Array, ""], Int[Array, ""], Float[Array, ""], Int[Array, ""]
+]
+"""The next r to try, the largest that meets the condition, the smallest that does not,
+K and the number of rounds."""
+
+
 def _kantorovich(
     flat: FlatLoss, view: View, tolerance: Float[Array, ""]
 ) -> tuple[Bool[Array, " count"], Float[Array, ""]]:
-    """Which directions are certain, and K.
+    """The certain directions, and K.
 
-    A slope counts as `tolerance` at least: an eigenvalue that a shift of the point
-    could send through zero, with no slope exceeding the tolerance, is not certain.
+    A slope counts as at least `tolerance`: an eigenvalue is not certain if a shift of
+    the point could move it through zero with no slope exceeding the tolerance.
 
-    The condition on the first r directions needs K along their own step, so the largest
-    r that fulfils it is searched for between one that does and one that does not, by
-    what each K that was measured makes of the others.
+    The condition on the first r directions needs K along their own step. So the largest
+    r that meets it is bracketed by one that does and one that does not, and each
+    measured K predicts the next r to try.
     """
     sizes = jnp.abs(view.eigenvalues)
     resolved = sizes > view.floor
     slopes = jnp.maximum(jnp.abs(view.slopes), tolerance)
     steps = jnp.where(resolved, slopes / jnp.where(resolved, sizes, 1.0), jnp.inf)
     reach = jnp.sqrt(jnp.cumsum(steps**2))
-    # Where there is no step to speak of, the way that the flow would take.
+    # If the step is zero: the direction that the flow would take.
     lowest = view.directions[jnp.argmin(view.eigenvalues)]
 
-    def measure(r: Array) -> tuple[Array, Array]:
-        """How many directions fulfil the condition with K along the first r's step."""
+    def measure(r: Int[Array, ""]) -> tuple[Int[Array, ""], Float[Array, ""]]:
+        """The number of directions that meet the condition with the K of the step along
+        the first r, and this K."""
         step = jnp.where(jnp.arange(sizes.size) < r, view.newton, 0.0) @ view.directions
         norm = jnp.linalg.norm(step)
         step = jnp.where(norm > 0, step / jnp.where(norm > 0, norm, 1.0), lowest)
         K = flat.turn(view.y, step)
         return jnp.sum(resolved & (MARGIN * K * reach <= sizes)), K
 
-    def narrow(carry: Any) -> Any:
+    def narrow(carry: Bracket) -> Bracket:
         r, yes, no, turning, i = carry
         fulfil, K = measure(r)
         good = fulfil >= r
         yes, no = jnp.where(good, r, yes), jnp.where(good, no, r)
         turning = jnp.where(good | (yes == 0), K, turning)
-        # A set that K refutes names a smaller one; halve if that is known already.
+        # If K refutes this set it suggests a smaller one; halve if that is known.
         smaller = jnp.where(fulfil > yes, fulfil, (yes + no) // 2)
         r = jnp.where(good, jnp.minimum(fulfil, no - 1), smaller)
         return r, yes, no, turning, i + 1
 
-    def is_open(carry: Any) -> Any:
+    def is_open(carry: Bracket) -> Bool[Array, ""]:
         r, yes, no, _, i = carry
         return (i == 0) | ((r > yes) & (r < no) & (i < ROUNDS))
 
     count = jnp.sum(resolved)
-    start = (count, jnp.zeros_like(count), count + 1, jnp.zeros(()), 0)
+    start = (count, jnp.zeros_like(count), count + 1, jnp.zeros(()), jnp.asarray(0))
     _, yes, _, turning, _ = jax.lax.while_loop(is_open, narrow, start)
     return jnp.arange(sizes.size) < yes, turning
 
 
+Shortened = tuple[Vector, Float[Array, ""], Float[Array, ""]]
+
+
 @eqx.filter_jit
 def _newton_step(flat: FlatLoss, view: View) -> tuple[Vector, Float[Array, ""]]:
-    """y + ts with Newton's step s along the certain directions, for the first t = 1, ½,
-    ¼ … at which ‖∇L‖ falls; t is zero if it falls at none."""
+    """y + ts and t, with Newton's step s along the certain directions and the first
+    t = 1, ½, ¼, … at which ‖∇L‖ falls; zero if it falls at none."""
     y, norm = view.y, view.gradient_norm
     step = jnp.where(view.certain, view.newton, 0.0) @ view.directions
 
-    def falls(t: Array, after: Array) -> Array:
+    def falls(t: Float[Array, ""], after: Float[Array, ""]) -> Bool[Array, ""]:
         return after <= (1 - 1e-4 * t) * norm
 
-    def goes_on(carry: Any) -> Any:
+    def goes_on(carry: Shortened) -> Bool[Array, ""]:
         _, t, after = carry
         return ~falls(t, after) & (t > SHORTEST)
 
-    def shorten(carry: Any) -> Any:
+    def shorten(carry: Shortened) -> Shortened:
         _, t, _ = carry
         moved = y + 0.5 * t * step
         return moved, 0.5 * t, jnp.linalg.norm(flat.gradient(moved))
@@ -225,7 +238,7 @@ def _newton_step(flat: FlatLoss, view: View) -> tuple[Vector, Float[Array, ""]]:
 
 
 class Stuck(Exception):
-    """The search can go no farther; the reason, in words, and where it was."""
+    """The search cannot continue; holds the reason and the last view."""
 
     def __init__(self, reason: str, view: View, steps: int):
         super().__init__(reason)
@@ -246,14 +259,16 @@ class Newton:
         self.flat, self._look_about = flat, look_about
         self.tolerance, self.gap, self.max_steps = tolerance, gap, max_steps
         self.steps = 0
-        """How many steps have been taken, of any kind."""
+        """The number of steps so far, of any kind."""
 
     def view(self, y: Vector) -> View:
+        """The loss about y."""
         gap = None if self.gap is None else jnp.asarray(self.gap)
         return self._look_about(self.flat, y, jnp.asarray(self.tolerance), gap)
 
     def run(self, view: View) -> View:
-        # With a gap there is nothing but steps, so they go on for as long as they help.
+        """Steps until ‖∇L‖ reaches the tolerance; raises `Stuck` if it does not."""
+        # With a gap there are only Newton steps, taken for as long as they help.
         enough = CERTAIN_PART if self.gap is None else 1e-3
         while not view.norm <= self.tolerance:
             if view.certain_norm > enough * view.norm:
@@ -262,17 +277,20 @@ class Newton:
                 view = self._slide(view)
             else:
                 raise Stuck(
-                    "what is left of the gradient lies along directions with "
-                    f"|λ| ≤ `gap` = {self.gap:g}, in which it may not move",
+                    "the rest of the gradient lies along directions with "
+                    f"|λ| ≤ `gap` = {self.gap:g}, along which no step is allowed",
                     view,
                     self.steps,
                 )
         return view
 
     def _count(self, view: View) -> None:
+        """Count one more step, or raise `Stuck` if there are none left."""
         if self.steps >= self.max_steps:
             raise Stuck(
-                f"`max_steps` = {self.max_steps} were not enough", view, self.steps
+                f"`max_steps` = {self.max_steps} steps were not enough",
+                view,
+                self.steps,
             )
         self.steps += 1
 
@@ -281,17 +299,17 @@ class Newton:
         self._count(view)
         y, t = _newton_step(self.flat, view)
         if float(t) == 0:
-            raise Stuck("no step makes the gradient smaller", view, self.steps)
+            raise Stuck("no step reduces the gradient", view, self.steps)
         return self.view(y)
 
     def _slide(self, view: View) -> View:
-        """A step along uncertain directions too, where most of the gradient lies there:
-        Levenberg and Marquardt's, the shortest that makes the linear model of the
-        gradient smaller by a factor; then back towards the manifold where the gradient
-        vanishes along the certain ones.
+        """A step along uncertain directions too, for when most of the gradient lies
+        there: a Levenberg-Marquardt step, the shortest that reduces the linear model of
+        the gradient by a factor, and then steps back towards the manifold where the
+        gradient vanishes along the certain directions.
 
         Near a degenerate critical point the gradient is of higher order in the
-        distance; each slide then covers a part of the way.
+        distance, so that each slide covers a part of the way.
         """
         factor = 0.1
         for _ in range(SLIDE_TRIES):
@@ -307,13 +325,14 @@ class Newton:
         if view.certain_norm > 1e-3 * view.norm:
             return self._step(view)
         raise Stuck(
-            "what is left of the gradient lies along directions whose curvature "
-            "cannot be told from zero, and moving along them does not help",
+            "the rest of the gradient lies along directions whose curvature cannot be "
+            "told from zero, and moving along them does not help",
             view,
             self.steps,
         )
 
     def _restored(self, y: Vector) -> View:
+        """The view after Newton steps from y along the certain directions."""
         view = self.view(y)
         for _ in range(RESTORING_STEPS):
             norm = view.norm
@@ -324,16 +343,16 @@ class Newton:
 
 
 def _shortest(view: View, factor: float) -> Float[np.ndarray, " count"] | None:
-    """Newton's step along certain directions, and along the others
-    s = -λ g/(λ² + μ²) with the largest μ at which ‖g + λs‖ ≤ factor · ‖g‖ there; None
-    if there is none."""
+    """Newton's step along the certain directions, and s = -λ g/(λ² + μ²) along the
+    others, with the largest μ at which ‖g + λs‖ ≤ factor · ‖g‖ there; None if there is
+    no such μ."""
     eigenvalues, slopes = np.asarray(view.eigenvalues), np.asarray(view.slopes)
     certain, floor = np.asarray(view.certain), float(view.floor)
     rest = ~certain & (np.abs(eigenvalues) > floor)
     lam, g = eigenvalues[rest], slopes[rest]
     if not g.size:
         return None
-    # What lies in directions without any curvature stays.
+    # The part along directions without any curvature cannot be reduced.
     uncertain = max(0.0, view.norm**2 - view.certain_norm**2)
     flat = math.sqrt(max(0.0, uncertain - g @ g))
     target = factor * math.sqrt(uncertain)

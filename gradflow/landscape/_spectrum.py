@@ -1,16 +1,17 @@
-"""hessian_spectrum(): the eigenpairs of a Hessian, all or those at its ends."""
+"""hessian_spectrum(): all eigenpairs of a Hessian, or those at the spectrum's ends."""
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import equinox as eqx
 import jax
 import numpy as np
-from jaxtyping import Float, PyTree
+from jaxtyping import Float, PRNGKeyArray, PyTree
 
-from .._core import checks, machine
+from .._core import checks, machine, seeds
 from .._core.checks import Checked
 from .._core.ravel import Ravel
+from .._core.types import AnyArray, Seed
 from ._flat import (
     FlatLoss,
     Vector,
@@ -30,25 +31,26 @@ class Spectrum(eqx.Module):
     """Eigenpairs of ∇²L at a point, in increasing order of the eigenvalues."""
 
     params: PyTree
-    """The point."""
+    """The point at which the Hessian was taken."""
     eigenvalues: Float[np.ndarray, " count"]
     eigenvectors: Float[np.ndarray, "n count"]
-    """Unit columns, in the order of the flat parameters; `direction` has them as
+    """Unit columns, in the order of the flat parameters; `direction` returns them as
     parameters."""
     residuals: Float[np.ndarray, " count"]
-    """‖Hv - λv‖: the Hessian has an eigenvalue no farther from λ than this."""
+    """‖Hv - λv‖: the Hessian has an eigenvalue within this distance of λ."""
     products: int
-    """How many Hessian-vector products were taken."""
+    """The number of Hessian-vector products."""
     method: str
     """`dense` or `block Lanczos`."""
 
     @property
     def size(self) -> int:
-        """n, the number of parameters, of which the spectrum may hold a part."""
+        """n, the number of parameters. The spectrum may hold fewer eigenvalues."""
         return self.eigenvectors.shape[0]
 
     @property
     def is_complete(self) -> bool:
+        """Whether the spectrum holds all n eigenvalues."""
         return len(self.eigenvalues) == self.size
 
     def direction(self, i: Checked[int]) -> PyTree:
@@ -76,8 +78,8 @@ class Spectrum(eqx.Module):
 
 
 class SpectrumError(RuntimeError):
-    """A search for eigenvalues that did not converge. `spectrum` holds what it had
-    come to, with residuals that say how good it is."""
+    """A search for eigenvalues that did not converge. `spectrum` holds the result so
+    far, with residuals that tell its accuracy."""
 
     def __init__(self, message: str, spectrum: Spectrum):
         super().__init__(message)
@@ -85,16 +87,16 @@ class SpectrumError(RuntimeError):
 
 
 def hessian_spectrum(
-    loss: Checked[Callable[[PyTree], Any]],
+    loss: Checked[Callable[[PyTree], AnyArray]],
     params: PyTree,
     k: Checked[int | None] = None,
     *,
     which: Checked[Literal["both", "largest", "smallest"]] = "both",
     tolerance: Checked[float] = 1e-8,
     max_products: Checked[int | None] = None,
-    seed: Checked[int] = 0,
+    seed: Checked[Seed] = 0,
 ) -> Spectrum:
-    """The spectrum of the Hessian ∇²L(θ): all of it, or `k` eigenpairs at its ends.
+    """The spectrum of the Hessian ∇²L(θ), or `k` eigenpairs at its ends.
 
         >>> import jax.numpy as jnp
         >>> from gradflow.landscape import hessian_spectrum
@@ -102,26 +104,26 @@ def hessian_spectrum(
         >>> hessian_spectrum(saddle, jnp.zeros(5)).eigenvalues
         array([-2., -2., -2.,  2.,  2.])
 
-    Without `k` the Hessian is written out, one product with a vector a column, and
-    diagonalised. With `k` it is never written out: a block Lanczos method multiplies it
-    by blocks of vectors, and n = 100,000 is no obstacle. A block holds at least as many
-    vectors as there are wanted eigenpairs, so that a multiple eigenvalue comes as often
-    as it should. Eigenvalues at an end that crowd within `tolerance` of each other (the
-    flat directions of a saddle, if `k` reaches into them) come with small residuals,
-    but which of them come is chance.
+    Without `k` the dense Hessian is computed, with one Hessian-vector product per
+    column, and diagonalised. With `k` it is never formed: a block Lanczos method
+    multiplies blocks of vectors by it, which also works for n = 100,000. A block has at
+    least as many vectors as there are wanted eigenpairs, so that a multiple eigenvalue
+    is found with its multiplicity. Where the eigenvalues at an end cluster within
+    `tolerance` of each other (as do the flat directions of a saddle, if `k` reaches
+    them), their residuals are small, but it is arbitrary which of them are found.
 
     **Arguments:**
 
     - `loss`: any callable from parameters to a scalar.
     - `params`: the point; any pytree of floating arrays.
-    - `k`: how many eigenpairs at each wanted end; by default all there are.
+    - `k`: the number of eigenpairs at each end; by default the whole spectrum.
     - `which`: with `k`, the ends: `"smallest"`, `"largest"` (algebraically), or
-        `"both"`, k of each: then `eigenvalues[:k]` and `eigenvalues[-k:]`.
-    - `tolerance`: the residuals to reach, relative to max |λ|. An isolated eigenvalue
-        is then exact to the square of that, relative to its distance to the others.
-    - `max_products`: give up after about so many Hessian-vector products; by default
-        300 times the number of vectors in a block.
-    - `seed`: of the block that the search starts from.
+        `"both"`: then `eigenvalues[:k]` and `eigenvalues[-k:]`.
+    - `tolerance`: the residuals to reach, relative to max |λ|. The error of an isolated
+        eigenvalue is the square of its residual over its distance to the others.
+    - `max_products`: the largest number of Hessian-vector products, approximately; by
+        default 300 times the number of vectors in a block.
+    - `seed`: seeds the random block that the search starts from.
 
     **Returns:**
 
@@ -138,43 +140,40 @@ def hessian_spectrum(
     tolerance = checks.positive_number("tolerance", tolerance)
     if max_products is not None:
         max_products = checks.whole_number("max_products", max_products)
-    seed = checks.whole_number("seed", seed, least=0)
+    key = seeds.jax_key("seed", seed)
     flat, y = flat_loss(loss, params)
     n = y.size
     if k is None:
-        _refuse_large(n)
+        refuse_large_hessian(
+            n,
+            "`k` must be given: `hessian_spectrum(loss, params, k=...)` finds the ends "
+            "of the spectrum without the dense Hessian",
+        )
         return dense_spectrum(flat, y)
     if k > n:
         raise ValueError(f"`k` must be at most the number of parameters, {n}, got {k}.")
     low, high = (k if which in ("both", end) else 0 for end in ("smallest", "largest"))
     plan = Plan.of(low, high)
     if plan.rows > n:
-        _refuse_large(n, needed_for=k)
-        return _part(dense_spectrum(flat, y), low, high)
-    return at_the_ends(flat, y, plan, tolerance, max_products, seed)
-
-
-def _refuse_large(n: int, needed_for: int | None = None) -> None:
-    needed, free = dense_bytes(n), machine.available_memory()
-    if needed <= free:
-        return
-    what = (
-        f"the dense Hessian of n = {n:,} parameters and its eigenvectors take "
-        f"{machine.readable(needed)}, and {machine.readable(free)} are free"
-    )
-    if needed_for is None:
-        raise ValueError(
-            f"`k` must be given: {what}. `hessian_spectrum(loss, params, k=...)` finds "
-            "the ends of the spectrum without writing the Hessian out."
+        refuse_large_hessian(
+            n, f"`k` must be smaller, because {k:,} eigenpairs need the dense Hessian"
         )
-    raise ValueError(
-        f"`k` must be smaller: for {needed_for:,} eigenpairs the Hessian would be "
-        f"written out, but {what}."
+        return _part(dense_spectrum(flat, y), low, high)
+    return at_the_ends(flat, y, plan, tolerance, max_products, key)
+
+
+def refuse_large_hessian(n: int, advice: str) -> None:
+    """Raise a `ValueError` if the dense Hessian of n parameters and its eigenvectors do
+    not fit in memory."""
+    machine.refuse_beyond(
+        f"the dense Hessian of n = {n:,} parameters, with its eigenvectors,",
+        dense_bytes(n),
+        advice,
     )
 
 
 def dense_spectrum(flat: FlatLoss, y: Vector) -> Spectrum:
-    """All of the spectrum, from the Hessian written out."""
+    """The whole spectrum, from the dense Hessian."""
     local = look(flat, y)
     refuse_not_finite(local.loss, local.gradient, local.eigenvalues)
     return Spectrum(
@@ -188,6 +187,7 @@ def dense_spectrum(flat: FlatLoss, y: Vector) -> Spectrum:
 
 
 def _part(whole: Spectrum, low: int, high: int) -> Spectrum:
+    """The `low` lowest and `high` highest eigenpairs."""
     n = whole.size
     chosen = np.unique(np.r_[:low, n - high : n])
     return Spectrum(
@@ -206,12 +206,13 @@ def at_the_ends(
     plan: Plan,
     tolerance: float,
     max_products: int | None = None,
-    seed: int = 0,
+    key: PRNGKeyArray | None = None,
     settled: float = np.inf,
 ) -> Spectrum:
     """The spectrum's ends by block Lanczos; see `ends`."""
     most = PRODUCTS_PER_VECTOR * plan.block if max_products is None else max_products
-    found = ends(flat, y, plan, tolerance, most, seed, settled)
+    key = jax.random.key(0) if key is None else key
+    found = ends(flat, y, plan, tolerance, most, key, settled)
     spectrum = Spectrum(
         params=as_params(flat, y),
         eigenvalues=found.eigenvalues,
@@ -225,26 +226,30 @@ def at_the_ends(
         raise SpectrumError(
             f"{late} of {len(found.residuals)} eigenpairs did not converge within "
             f"{found.products:,} Hessian products: the largest residual is "
-            f"{np.max(found.residuals):.1e}, and {found.bound:.1e} was asked for. More "
-            "`max_products`, a larger `tolerance`, or a `k` that does not end within a "
-            "cluster may help; what was found is in this exception's `spectrum`.",
+            f"{np.max(found.residuals):.1e}, and {found.bound:.1e} was required. A "
+            "larger `max_products`, a larger `tolerance` or a `k` that does not end "
+            "within a cluster may help. The result so far is in this exception's "
+            "`spectrum`.",
             spectrum,
         )
     return spectrum
 
 
 def direction(params: PyTree, eigenvectors: np.ndarray, i: int) -> PyTree:
-    """A column as parameters."""
+    """The i-th column of `eigenvectors` as parameters."""
     count = eigenvectors.shape[1]
     if not -count <= i < count:
-        raise ValueError(f"`i` must name one of {count} eigenvectors, got {i}.")
+        raise ValueError(
+            f"`i` must be the number of one of {count} eigenvectors, got {i}."
+        )
     ravel = Ravel.of(params)
     column = jax.numpy.asarray(eigenvectors[:, i])
     return jax.tree.map(np.asarray, ravel.unravel(column))
 
 
 def runs(eigenvalues: np.ndarray, most: int = 6) -> str:
-    """Increasing eigenvalues for people: equal ones together, the middle left out."""
+    """Increasing eigenvalues in short: equal ones are grouped, and the middle is left
+    out."""
     groups: list[list[float]] = []
     scale = float(np.max(np.abs(eigenvalues), initial=0.0))
     for value in map(float, eigenvalues):

@@ -1,87 +1,105 @@
-"""A step size controller whose solve can be stopped and gone on with."""
+"""Step size controllers of solves that can be stopped and continued."""
 
 from collections.abc import Callable
-from typing import Any
 
 import diffrax
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optimistix as optx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, PyTree
 
-from ._work import PAUSED, CountedError, Verdict, Work, work
+from ._side_channel import PAUSED, CountedError, Verdict, Work, work
+from ._types import BoolScalar, RealScalar
 
 NO_LIMIT = 2**62
+"""A budget of steps that is never spent."""
 
 
 class ResumableState(eqx.Module):
-    inner: Any
+    """The state of either controller below."""
+
+    inner: PyTree
+    """The state of `diffrax.PIDController`."""
     dt: Float[Array, ""]
-    """The length of the next step, which diffrax keeps to itself."""
+    """The length of the next step, which diffrax does not return."""
     budget: Int[Array, ""]
-    """How many more steps may be tried."""
+    """The number of further steps that may be attempted."""
     work: Work
-    """Of all steps so far, from a solver that counts it."""
+    """The work of all steps so far, if the solver counts it."""
 
 
-class ResumableController(diffrax.AbstractAdaptiveStepSizeController):
-    """`diffrax.PIDController` for a solve in segments, with three additions:
+VectorField = Callable[[PyTree, RealScalar, PyTree, PyTree], PyTree]
+Adapted = tuple[
+    BoolScalar,
+    RealScalar,
+    RealScalar,
+    BoolScalar,
+    ResumableState,
+    diffrax.RESULTS,
+]
+"""Whether the step is kept, the start and end of the next step, whether there is a
+jump, the controller's state and the result so far."""
 
-    - its state holds the next step's length, so that a later segment goes on where this
-      one stopped, after a rejected step too;
-    - a trial step that overflows is a rejected step (with diffrax 0.7.2 the step size
-      turns into NaN and every later step is rejected);
-    - it ends the solve where the step no longer moves the time, and when its budget of
-      steps is spent.
+
+class ResumableController(
+    diffrax.AbstractAdaptiveStepSizeController[ResumableState, RealScalar | None]
+):
+    """`diffrax.PIDController` for a solve in segments, with four additions:
+
+    - Its state holds the length of the next step, so that a later segment continues
+      where this one stopped, even after a rejected step.
+    - A trial step that overflows is rejected. (With diffrax 0.7.2 the step size becomes
+      NaN and every later step is rejected.)
+    - It ends the solve where the step no longer advances the time, and when its budget
+      of steps is spent.
+    - It reads the counts and verdicts of our own solvers: see `_side_channel.py`.
     """
 
-    rtol: Any
-    atol: Any
-    norm: Callable[[Any], Any] = optx.rms_norm
-    first: Any = None
-    """The length of the first step, if it is not to be found out. The `dt0` that
-    diffrax takes is checked by a call back to Python, and JAX keeps no compiled code
-    on disk that has one."""
+    rtol: RealScalar
+    atol: RealScalar
+    norm: Callable[[PyTree], RealScalar] = optx.rms_norm
+    first: RealScalar | None = None
+    """The length of the first step; None to estimate it. It replaces diffrax's `dt0`,
+    which is checked in a callback to Python: JAX does not cache compiled code with
+    callbacks on disk."""
 
     @property
     def _inner(self) -> diffrax.PIDController:
         return diffrax.PIDController(rtol=self.rtol, atol=self.atol, norm=self.norm)
 
-    def wrap(self, direction: Any) -> "ResumableController":
+    def wrap(self, direction: RealScalar) -> "ResumableController":
         return self
 
     def init(
         self,
-        terms: Any,
-        t0: Any,
-        t1: Any,
-        y0: Any,
-        dt0: Any,
-        args: Any,
-        func: Any,
-        error_order: Any,
-    ) -> tuple[Any, ResumableState]:
+        terms: PyTree,
+        t0: RealScalar,
+        t1: RealScalar,
+        y0: PyTree,
+        dt0: RealScalar | None,
+        args: PyTree,
+        func: VectorField,
+        error_order: RealScalar | None,
+    ) -> tuple[RealScalar, ResumableState]:
         dt0 = self.first if dt0 is None else dt0
         tnext, inner = self._inner.init(terms, t0, t1, y0, dt0, args, func, error_order)
-        budget = jnp.asarray(NO_LIMIT, dtype=jnp.int64)
-        return tnext, ResumableState(inner, tnext - t0, budget, work())
+        return tnext, ResumableState(inner, jnp.asarray(tnext - t0), _full(), work())
 
     def adapt_step_size(
         self,
-        t0: Any,
-        t1: Any,
-        y0: Any,
-        y1_candidate: Any,
-        args: Any,
-        y_error: Any,
-        error_order: Any,
+        t0: RealScalar,
+        t1: RealScalar,
+        y0: PyTree,
+        y1_candidate: PyTree,
+        args: PyTree,
+        y_error: PyTree,
+        error_order: RealScalar,
         controller_state: ResumableState,
-    ) -> tuple[Any, Any, Any, Any, ResumableState, diffrax.RESULTS]:
+    ) -> Adapted:
+        done = controller_state.work
         if isinstance(y_error, CountedError):
-            done, y_error = controller_state.work + y_error.work, y_error.error
-        else:
-            done = controller_state.work
+            done, y_error = done + y_error.work, y_error.error
         if isinstance(y_error, Verdict):
             keep, tried = y_error.accepted == 1, y_error.retried == 0
             tprev = jnp.where(keep, t1, t0)
@@ -106,11 +124,66 @@ class ResumableController(diffrax.AbstractAdaptiveStepSizeController):
         stuck = ~keep & ~(dt > smallest)
         result = diffrax.RESULTS.where(stuck, diffrax.RESULTS.dt_min_reached, result)
         budget = controller_state.budget - jnp.where(tried, 1, 0)
-        result = out_of_budget(budget, result)
+        result = _out_of_budget(budget, result)
         state = ResumableState(inner, dt, budget, done)
         return keep, tprev, tnext, jump, state, result
 
 
-def out_of_budget(budget: Int[Array, ""], result: diffrax.RESULTS) -> diffrax.RESULTS:
-    """The result, unless the budget of steps is spent."""
+class FixedStepController(
+    diffrax.AbstractStepSizeController[ResumableState, RealScalar | None]
+):
+    """Steps of constant length `step`, for a solve in segments as with
+    `ResumableController`. A step to a state that is not finite ends the solve."""
+
+    step: RealScalar
+
+    def wrap(self, direction: RealScalar) -> "FixedStepController":
+        return self
+
+    def init(
+        self,
+        terms: PyTree,
+        t0: RealScalar,
+        t1: RealScalar,
+        y0: PyTree,
+        dt0: RealScalar | None,
+        args: PyTree,
+        func: VectorField,
+        error_order: RealScalar | None,
+    ) -> tuple[RealScalar, ResumableState]:
+        dt = jnp.asarray(self.step)
+        return t0 + dt, ResumableState(None, dt, _full(), work())
+
+    def adapt_step_size(
+        self,
+        t0: RealScalar,
+        t1: RealScalar,
+        y0: PyTree,
+        y1_candidate: PyTree,
+        args: PyTree,
+        y_error: PyTree,
+        error_order: RealScalar,
+        controller_state: ResumableState,
+    ) -> Adapted:
+        finite = jnp.all(
+            jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(y1_candidate)])
+        )
+        tprev = jnp.where(finite, t1, t0)
+        budget = controller_state.budget - 1
+        result = diffrax.RESULTS.where(
+            finite, diffrax.RESULTS.successful, diffrax.RESULTS.internal_error
+        )
+        dt = jnp.asarray(self.step)
+        state = ResumableState(None, dt, budget, controller_state.work)
+        jump = jnp.zeros((), bool)
+        result = _out_of_budget(budget, result)
+        return finite, tprev, tprev + dt, jump, state, result
+
+
+def _full() -> Int[Array, ""]:
+    return jnp.asarray(NO_LIMIT, dtype=jnp.int64)
+
+
+def _out_of_budget(budget: Int[Array, ""], result: diffrax.RESULTS) -> diffrax.RESULTS:
+    """`result`, or "out of steps" if the budget of steps is spent."""
     return diffrax.RESULTS.where(budget <= 0, diffrax.RESULTS.max_steps_reached, result)

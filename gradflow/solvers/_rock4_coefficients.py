@@ -1,21 +1,23 @@
-"""Coefficients of a stabilised Runge-Kutta method of order four, computed, not copied.
+"""Coefficients of a stabilised Runge-Kutta method of order four, computed from its
+definition.
 
 A method of s stages advances ẏ = λy by y₁ = R(hλ) y₀ with a polynomial R of degree s.
-Three steps lead to its coefficients:
+Its coefficients follow in three steps:
 
-1. The optimal polynomial: R(z) = eᶻ + O(z⁵) with |R| ≤ η on as long an interval [-ℓ, 0]
-   as there is (but next to 0, where R is eᶻ); ℓ ≈ 0.35 s². It has s - 4 real zeros and
-   two complex pairs, and touches ±η in turn s - 3 times.
+1. The optimal polynomial: R(z) = eᶻ + O(z⁵) with |R| ≤ η on the longest possible
+   interval [-ℓ, 0], except near 0, where R ≈ eᶻ; ℓ ≈ 0.35 s². It has s - 4 real zeros
+   and two complex pairs, and reaches η and -η alternately, s - 3 times.
 2. R = w P, with the complex zeros in w and the real ones in P. P is the last of a
    family of orthogonal polynomials, whose three-term recurrence gives s - 4 stages,
    each with |P_j| ≤ 1 on the interval.
 3. Four more stages with the polynomial w, chosen so that the whole method has order
-   four for nonlinear equations too; an error and a dense output, also of order three.
+   four for nonlinear equations too; and an error estimate and a dense output of order
+   three.
 
-This is the plan of A. Abdulle, "Fourth order Chebyshev methods with recurrence
-relation", SIAM J. Sci. Comput. 23 (2002), where R is optimal only nearly. The error and
-the dense output are our own: they make do without the vector field at y₁, so that what
-is left of a stiff mode does not enter them magnified hρ times.
+This is the approach of A. Abdulle, "Fourth order Chebyshev methods with recurrence
+relation", SIAM J. Sci. Comput. 23 (2002), where R is only nearly optimal. The error
+estimate and the dense output are our own: they do not use the vector field at y₁, in
+which the rest of a stiff mode would be magnified hρ times.
 """
 
 import functools
@@ -25,16 +27,17 @@ import numpy as np
 from jaxtyping import Complex, Float, Int
 
 DAMPING = 0.95
-"""η: less than 1, so that stiff modes die out."""
+"""η: less than 1, so that stiff modes decay."""
 FEWEST_STAGES = 5
 _GROWTH = 1.15
-"""Of the number of stages, from one method of the family to the next."""
+"""The factor between the numbers of stages of consecutive methods in the family."""
 
-# For s → ∞: ℓ/s² and a zero of each complex pair. Newton's method starts from these.
+# The limits of ℓ/s² and of one zero of each complex pair as s → ∞, from which Newton's
+# method starts.
 _LIMIT_LENGTH = 0.3532
 _LIMIT_ZEROS = np.array([-2.4985 + 1.3168j, -0.3062 + 3.5806j])
 _CLASSICAL = np.array([1 / 2, 0, 1 / 2, 0, 0, 1, 1 / 6, 1 / 3, 1 / 3, 1 / 6])
-"""The rows of the classical method of order four, last the weights."""
+"""The rows of the classical method of order four; the last row is the weights."""
 
 
 class Method(NamedTuple):
@@ -42,13 +45,14 @@ class Method(NamedTuple):
 
         g_{j+1} = μ_j h f(g_j) + (1 + κ_j) g_j - κ_j g_{j-1},
 
-    then with g = g_{s-4}, Y_i = g + h Σ_{k<i} a_ik f(Y_k) for i = 0, …, 4, of which the
-    last is y₁. Of the five vectors v = (g - y₀, h f(Y₀), …, h f(Y₃)), the error is
-    Σ e_i v_i and the dense output y(t₀ + θh) = y₀ + Σ_p θᵖ Σ_i b_pi v_i, p = 1, …, 4.
+    then with g = g_{s-4}, Y_i = g + h Σ_{k<i} a_ik f(Y_k) for i = 0, …, 4, the last of
+    which is y₁. With the five vectors v = (g - y₀, h f(Y₀), …, h f(Y₃)), the error is
+    Σ e_i v_i and the dense output is y(t₀ + θh) = y₀ + Σ_p θᵖ Σ_i b_pi v_i for
+    p = 1, …, 4.
     """
 
     length: float
-    """ℓ."""
+    """ℓ, the length of the interval of stability."""
     mu: Float[np.ndarray, " stages-4"]
     kappa: Float[np.ndarray, " stages-4"]
     c: Float[np.ndarray, " stages-4"]
@@ -62,8 +66,8 @@ class Method(NamedTuple):
 
 
 class Family(NamedTuple):
-    """Methods of ever more stages, as arrays with an axis more; `mu`, `kappa` and `c`
-    are padded."""
+    """Methods with increasing numbers of stages, stacked along a leading axis; `mu`,
+    `kappa` and `c` are padded."""
 
     stages: Int[np.ndarray, " methods"]
     length: Float[np.ndarray, " methods"]
@@ -78,7 +82,8 @@ class Family(NamedTuple):
 
 @functools.cache
 def family(max_stages: int) -> Family:
-    """The methods of 5, 6, … stages, by sevenths once they are many."""
+    """The methods of 5, 6, … stages, up to `max_stages`; beyond 13 stages, each has
+    about a seventh more than the one before."""
     stages = [FEWEST_STAGES]
     while stages[-1] < max_stages:
         stages.append(min(max_stages, max(stages[-1] + 1, int(_GROWTH * stages[-1]))))
@@ -95,6 +100,7 @@ _PADDED = ("mu", "kappa", "c")
 
 
 def method(stages: int) -> Method:
+    """The method with this number of stages."""
     r, zeta, length = _optimal_polynomial(stages)
     mu, kappa = _recurrence(r, zeta, length)
     moments = _moments(mu, kappa)
@@ -120,13 +126,15 @@ def method(stages: int) -> Method:
 def _optimal_polynomial(
     s: int,
 ) -> tuple[Float[np.ndarray, " zeros"], Complex[np.ndarray, "2"], float]:
-    """The real zeros r, falling, the reciprocals ζ of a zero of each pair, and ℓ.
+    """The real zeros r in decreasing order, the reciprocals ζ of one zero of each pair,
+    and ℓ.
 
     log R(z) = Σ log(1 - z ρ_i) over the reciprocals ρ of all zeros, so that
-    R(z) = eᶻ + O(z⁵) says Σ ρ_i = -1 and Σ ρ_i^k = 0 for k = 2, 3, 4. Together with
+    R(z) = eᶻ + O(z⁵) means Σ ρ_i = -1 and Σ ρ_i^k = 0 for k = 2, 3, 4. Together with
     log |R| = log η at the s - 3 extrema these are s + 1 equations for as many unknowns:
-    log(-r), Re ζ, Im ζ and log ℓ. An extremum's place does not enter the Jacobian, as
-    log |R| is stationary there; the end -ℓ of the interval is none, and does.
+    log(-r), Re ζ, Im ζ and log ℓ. The position of an extremum does not enter the
+    Jacobian, because log |R| is stationary there; that of the interval's end -ℓ, which
+    is not an extremum, does.
     """
     n = s - 4
     length = _LIMIT_LENGTH * s**2
@@ -149,7 +157,7 @@ def _optimal_polynomial(
         )
         J[s - 4, -1] = -length * _slope(z[-1], r, zeta)[0]
         step = np.linalg.solve(J, -F)
-        if np.max(np.abs(step)) < 1e-8:  # the next would be its square
+        if np.max(np.abs(step)) < 1e-8:  # the next step would be the square of this
             return r, zeta, length
         step *= min(1.0, 0.3 / np.max(np.abs(step)))
         r, length = r * np.exp(step[:n]), length * np.exp(step[-1])
@@ -162,7 +170,7 @@ def _slope(
     r: Float[np.ndarray, " zeros"],
     zeta: Complex[np.ndarray, "2"],
 ) -> Float[np.ndarray, " points"]:
-    """(log |R|)'."""
+    """The derivative of log |R|."""
     z = z[:, None]
     return np.sum(1 / (z - r), 1) - 2 * np.sum((zeta / (1 - zeta * z)).real, 1)
 
@@ -170,15 +178,15 @@ def _slope(
 def _extrema(
     r: Float[np.ndarray, " zeros"], zeta: Complex[np.ndarray, "2"]
 ) -> Float[np.ndarray, " zeros"]:
-    """Where |R| is largest: between 0 and the first zero, and from zero to zero."""
-    # Past 0, R falls as eᶻ does and rises to a maximum before its first zero.
-    # Far from the solution it may only hesitate to fall: then it is taken there.
+    """The local maxima of |R|: between 0 and the first zero, and between the zeros."""
+    # From 0 on R falls like eᶻ, and rises to a maximum before its first zero. Far from
+    # the solution there may be no maximum: then the point of slowest fall is taken.
     grid = np.linspace(r[0], 0.0, 402)[1:-1]
     slope = _slope(grid, r, zeta)
     first = min(np.argmin(slope), np.argmax(slope < 0) or len(grid)) - 1
     lower = np.append(grid[first], r[1:])
     upper = np.append(grid[first + 1], r[:-1])
-    for _ in range(26):  # its error enters squared
+    for _ in range(26):  # the error of the position enters squared
         middle = (lower + upper) / 2
         rising = _slope(middle, r, zeta) > 0
         lower, upper = np.where(rising, middle, lower), np.where(rising, upper, middle)
@@ -217,10 +225,10 @@ def _recurrence(
 
 
 def _grafted(M: np.ndarray) -> np.ndarray:
-    """The moments of h f(g), from the moments M of g (the last axis).
+    """The moments of h f(g), from the moments M of g (along the last axis).
 
-    These are the elementary weights of the trees of at most four nodes: with A and
-    c = A1 the matrix and times of the stages, and row a of A for g,
+    Moments are the elementary weights of the trees with at most four nodes: with the
+    matrix A and times c = A1 of the stages, and the row a of A for g,
 
         a·1, a·c, a·c², a·Ac, a·c³, a·(c Ac), a·Ac², a·AAc.
     """
@@ -230,12 +238,13 @@ def _grafted(M: np.ndarray) -> np.ndarray:
 
 _ORDER_FOUR = np.array([1, 1 / 2, 1 / 3, 1 / 6, 1 / 4, 1 / 8, 1 / 12, 1 / 24])
 _BRANCHED = np.array([2, 4, 5, 6])
-"""The trees that R(z) = eᶻ + O(z⁵) says nothing of."""
+"""The trees whose order conditions do not follow from R(z) = eᶻ + O(z⁵)."""
 
 
 def _moments(
     mu: Float[np.ndarray, " m"], kappa: Float[np.ndarray, " m"]
 ) -> Float[np.ndarray, "m+1 8"]:
+    """The moments of g₀, …, g_{s-4}."""
     M = np.zeros((len(mu) + 1, 8))
     for j in range(len(mu)):
         M[j + 1] = mu[j] * _grafted(M[j]) + (1 + kappa[j]) * M[j] - kappa[j] * M[j - 1]
@@ -250,14 +259,15 @@ def _moments(
 def _last_stages(
     start: Float[np.ndarray, " 8"], zeta: Complex[np.ndarray, "2"]
 ) -> tuple[Float[np.ndarray, "5 5"], Float[np.ndarray, "5 8"]]:
-    """a and the moments of Y₀, …, Y₄. Ten unknowns, eight equations: of the solutions,
-    the one that Newton's shortest steps reach from the classical method."""
+    """a and the moments of Y₀, …, Y₄. These are eight equations for ten unknowns; the
+    solution is the one that minimum-norm Newton steps reach from the classical
+    method."""
     w = np.array([1.0])
     for q in zeta:
         w = np.convolve(w, [1, -2 * q.real, abs(q) ** 2])
 
     def residual(x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Of one x, or of many at once."""
+        """The residual, a and the moments for one x or a batch of them."""
         a = np.zeros((*x.shape[:-1], 5, 5), x.dtype)
         a[..., *np.tril_indices(5, -1)] = x
         M = np.zeros((*x.shape[:-1], 5, 8), x.dtype) + start
@@ -275,7 +285,7 @@ def _last_stages(
         F, a, M = residual(x)
         if np.max(np.abs(F)) < 1e-15:
             return a, M
-        # Differentiated by steps into the imaginary direction: exact.
+        # By complex steps, which give exact derivatives.
         J = np.imag(residual(x + 1e-30j * np.eye(10))[0]).T / 1e-30
         x = x - np.linalg.lstsq(J, F)[0]
     raise RuntimeError("The last stages do not attain order four.")
@@ -284,13 +294,13 @@ def _last_stages(
 def _error_and_dense(
     M: Float[np.ndarray, "5 8"],
 ) -> tuple[Float[np.ndarray, " 5"], Float[np.ndarray, "4 5"]]:
-    """Five conditions on five weights: the four trees of at most three nodes, and the
-    chain of four, which is λ⁴y for ẏ = λy."""
+    """The error and the dense output, from five conditions on five weights: the four
+    trees with at most three nodes, and the chain of four, which is λ⁴y for ẏ = λy."""
     trees = [0, 1, 2, 3, 7]
     conditions = np.vstack([M[0], _grafted(M)[:4]]).T[trees]
-    # By powers of θ, the trees' θ, θ²/2, θ³/3, θ³/6 and θ⁴/24.
+    # The trees' targets θ, θ²/2, θ³/3, θ³/6 and θ⁴/24, by powers of θ.
     targets = np.zeros((5, 4))
     targets[range(5), [0, 1, 2, 2, 3]] = _ORDER_FOUR[trees]
     dense = np.linalg.solve(conditions, targets).T
-    # All conditions but the last are zero for the error, and θ⁴ is alone in the last.
+    # For the error all targets but the last are zero, as in the power θ⁴.
     return dense[3], dense

@@ -1,4 +1,4 @@
-"""The implicit multistep method, in `integrate` and in diffrax's own hands."""
+"""The implicit multistep method, in `integrate` and in plain diffrax."""
 
 import functools
 
@@ -14,12 +14,15 @@ import gradflow
 from gradflow import InfiniteContext, MarkovChain, OneLayerTransformer, Problem
 from gradflow._core.ravel import Ravel
 from gradflow._stepping import _segments as segments
-from gradflow.solvers import LowRankNDF, MeshInterpolation
+from gradflow.problems import as_loss
+from gradflow.solvers import LowRankNDF
+from gradflow.solvers.ndf import MeshInterpolation
 
 
-@functools.cache  # the same loss object each time, so that it is compiled once
+@functools.cache  # always the same loss object, which is compiled once
 def stiff_saddle():
-    """A quadratic with these eigenvalues in a random basis, and its exact flow."""
+    """A quadratic with the eigenvalues `STIFF_SADDLE` in a random basis, a start and
+    the exact flow."""
     eigenvalues = STIFF_SADDLE
     rng = np.random.default_rng(0)
     n = len(eigenvalues)
@@ -42,22 +45,23 @@ STIFF_SADDLE = np.concatenate(
 @pytest.mark.parametrize("rank", [3, 12, 40])
 @pytest.mark.parametrize("rtol", [1e-4, 1e-6, 1e-8])
 def test_a_stiff_saddle_is_integrated_to_tolerance(rtol, rank):
-    """Eigenvalues of the flow's Jacobian from -1e4 to +1; `rank` below, about and above
-    the number of large ones."""
+    """The eigenvalues of the Jacobian range from -1e4 to +1; `rank` is below, near and
+    above the number of large ones."""
     loss, start, exact = stiff_saddle()
     flow = gradflow.integrate(
         loss, start, 10.0, rtol=rtol, solver=LowRankNDF(rank=rank)
     )
     expected = exact(flow.ts)
     assert np.max(np.abs(flow.params - expected)) < 10 * rtol * np.max(np.abs(expected))
-    # An explicit method takes some 1e4·10/3 steps.
+    # An explicit method takes about 1e4·10/3 steps.
     assert flow.stats["num_accepted_steps"] < 15_000
 
 
 @pytest.mark.parametrize("in_segments", [True, False])
 def test_conjugate_gradients_where_more_is_stiff_than_is_followed(in_segments):
-    """Sixty stiff directions beside four eigenpairs: without them Newton's method fails
-    at every step that stability would not keep as short, and there are 20 × as many."""
+    """Sixty stiff directions, of which four eigenpairs are followed. Without conjugate
+    gradients, Newton's method fails at every step that is longer than an explicit
+    method's, and there are 20 times as many steps."""
     rates = np.concatenate([np.linspace(1e3, 3e3, 60), np.linspace(0.01, 1.0, 20)])
     Q, _ = np.linalg.qr(np.random.default_rng(0).normal(size=(80, 80)))
     start = Q.T @ np.ones(80)
@@ -96,7 +100,8 @@ def test_error_falls_with_the_tolerance():
         steps.append(flow.stats["num_accepted_steps"])
     slopes = np.diff(np.log(errors)) / np.log(1e-2)
     assert np.all(slopes > 0.7)
-    # Steps as rtol^(-1/6) would be 2.2 times as many for two digits; order one, 10.
+    # With rtol^(-1/6) there are 2.2 times as many steps for two digits; with order one,
+    # 10 times as many.
     assert np.all(np.divide(steps[1:], steps[:-1]) < 3.0)
 
 
@@ -118,13 +123,12 @@ def long_flow(reference):
 
 
 def test_from_the_first_saddle_to_the_global_minimum(long_flow):
-    """Where λ_max is 100 and more, and an explicit method takes 500,000 steps."""
+    """There λ_max exceeds 100, and an explicit method takes 500,000 steps."""
     assert long_flow.result == diffrax.RESULTS.successful
     assert long_flow.loss[-1] == pytest.approx(0.553611, abs=5e-7)
     assert long_flow.stats["num_accepted_steps"] < 5_000
     assert long_flow.stats["num_rejected_steps"] < 600
-    # A looser Newton's method has a few more steps rejected than a tight one, whose
-    # 7,500 evaluations it saves a tenth of.
+    # A tighter Newton's method rejects a few steps fewer, but takes 7,500 evaluations.
     assert long_flow.stats["num_evaluations"] < 7_200
     assert max(long_flow.certificate.drift.values()) < 2e-9
     assert long_flow.certificate.energy_imbalance < 1e-8
@@ -141,7 +145,8 @@ def test_it_agrees_with_the_explicit_method_when_stiff(reference, long_flow):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_random_chains(seed):
-    """No stall, whatever the chain and the initial scale, from 1e-2 to 1e-5."""
+    """The solver does not stall, whatever the chain and the initial scale, from 1e-2 to
+    1e-5."""
     rng = np.random.default_rng(seed)
     pi = rng.dirichlet(np.ones(5)) + 1e-3
     pi /= pi.sum()
@@ -159,7 +164,7 @@ def test_random_chains(seed):
 
 
 #
-# In diffrax's own hands
+# In plain diffrax
 #
 
 
@@ -244,10 +249,11 @@ def test_losses_without_curvature(loss, exact):
 
 
 def stored_on_mesh(loss, start, t1, rtol, steps):
-    """The pieces of dense output of a solve in segments of so many steps."""
+    """The pieces of dense output of a solve in segments of `steps` steps."""
     ravel = Ravel.of(start)
     tolerances = jnp.asarray(rtol), jnp.asarray(1e-3 * rtol)
-    equation = segments.Equation(loss, ravel, LowRankNDF(counts_work=True), *tolerances)
+    solver = LowRankNDF(counts_work=True)
+    equation = segments.Equation(as_loss(loss), ravel, solver, *tolerances)
     end = jnp.asarray(t1)
     state, _ = segments.start(equation, ravel.ravel(start), end, jnp.asarray(10**6))
     pieces = []
@@ -260,13 +266,13 @@ def stored_on_mesh(loss, start, t1, rtol, steps):
 
 @pytest.mark.parametrize("steps", [3, 64, 4096])
 def test_the_mesh_alone_is_dense_output_of_the_methods_own_order(steps):
-    """Between steps as accurate as at them, whatever the segments."""
+    """The flow is as accurate between steps as at them, whatever the segments."""
     loss, start, exact = stiff_saddle()
     pieces = stored_on_mesh(loss, start, 5.0, 1e-7, steps)
     assert all(isinstance(dense, MeshInterpolation) for *_, dense in pieces)
     assert len(pieces) > 300 or steps > 3
     at = jax.jit(lambda dense, ts: jax.vmap(dense.evaluate)(ts))
-    # As small as the first step, and as long as the horizon.
+    # From the length of the first step to the horizon.
     times = np.geomspace(1e-7, 5.0, 4001)
     worst = 0.0
     for begin, end, dense in pieces:

@@ -1,4 +1,4 @@
-"""The stabilised explicit method: its coefficients, and in diffrax's own hands."""
+"""The stabilised explicit method: its coefficients, and its use in plain diffrax."""
 
 import functools
 
@@ -12,8 +12,8 @@ import oracles
 import pytest
 
 from gradflow.solvers import ROCK4
+from gradflow.solvers._rock4 import SAFETY
 from gradflow.solvers._rock4_coefficients import DAMPING, family, method
-from gradflow.solvers._stabilised import SAFETY
 
 #
 # Coefficients
@@ -23,7 +23,7 @@ STAGES = [5, 6, 7, 8, 11, 20, 47, 150]
 
 
 def tableau(m):
-    """The whole method as one Butcher tableau, A and b."""
+    """The whole method as a Butcher tableau, A and b."""
     n = len(m.mu) + 4
     g = [np.zeros(n), np.zeros(n)]
     for j in range(len(m.mu)):
@@ -68,14 +68,14 @@ def test_order_conditions(stages):
         np.testing.assert_allclose(
             dense[third_order_and_chain], expected[third_order_and_chain], atol=1e-12
         )
-    # and at its end, the dense output is the step
+    # At the end of the step the dense output equals the step.
     np.testing.assert_allclose(m.dense.sum(0), [1, *m.a[4, :4]], atol=1e-11)
 
 
 @pytest.mark.parametrize("stages", STAGES)
 def test_stability_is_optimal(stages):
     m = method(stages)
-    # 1.02 ℓ is beyond the end; next to 0 no damping is asked for
+    # 1.02 ℓ lies beyond the end of the interval; near 0 no damping is required.
     z = -m.length * (1 - np.cos(np.linspace(0, np.pi, 200 * stages))) / 2
     z = np.append(z, -1.02 * m.length)
     P, before, largest = np.ones_like(z), np.zeros_like(z), 0.0
@@ -90,10 +90,10 @@ def test_stability_is_optimal(stages):
     inside = z[:-1] < -0.5
     assert np.max(np.abs(R[:-1][inside])) == pytest.approx(DAMPING, abs=1e-6)
     assert np.abs(R[-1]) > 1
-    # Optimal: |R| reaches η, with alternating sign, s - 3 times.
+    # R is optimal: it reaches ±η with alternating sign s - 3 times.
     touching = R[:-1][inside & (np.abs(R[:-1]) > DAMPING - 1e-3)]
     assert 1 + np.count_nonzero(np.diff(np.sign(touching))) == stages - 3
-    # What is left of a stiff mode is not magnified in error and dense output.
+    # The rest of a stiff mode is not magnified in the error and the dense output.
     v = np.stack([P - 1, *(z * Yi for Yi in Y[:4])])[:, :-1]
     assert np.max(np.abs(m.error @ v)) < 10
     assert np.max(np.abs(0.5 ** np.arange(1, 5) @ m.dense @ v)) < 3
@@ -110,12 +110,12 @@ def test_family():
 
 
 #
-# In diffrax's own hands
+# In plain diffrax
 #
 
 
 def coupled(t, y, args):
-    """a = exp(sin t), b = 1/a: neither linear nor autonomous."""
+    """An equation that is neither linear nor autonomous: a = exp(sin t), b = 1/a."""
     a, b = y["a"], y["b"]
     return {"a": a * jnp.cos(t), "b": -(b**2) * a * jnp.cos(t)}
 
@@ -132,7 +132,7 @@ def test_order_of_convergence():
     ts = np.linspace(0.0, 2.0, 334)
 
     def stiffened(t, y, args):
-        """With an idle component, for whose sake twelve stages are needed."""
+        """With an additional stiff component at rest, which requires twelve stages."""
         return {**coupled(t, y, args), "idle": -args * y["idle"]}
 
     @jax.jit
@@ -165,7 +165,8 @@ STIFF_SADDLE = np.concatenate(
 
 @functools.cache
 def quadratic(kind):
-    """A quadratic with these eigenvalues in a random basis, and its exact flow."""
+    """A quadratic with given eigenvalues in a random basis: its Hessian, a start and
+    the exact flow."""
     eigenvalues = {"saddle": STIFF_SADDLE, "bowl": np.geomspace(1e-3, 1e3, 30)}[kind]
     n = len(eigenvalues)
     Q, _ = np.linalg.qr(np.random.default_rng(0).normal(size=(n, n)))
@@ -213,7 +214,7 @@ def test_to_tolerance_along_the_whole_trajectory(kind, t1, rtol):
 
 
 def test_the_reference_flow_is_scipys(reference, weights):
-    """Through condensation and focus; the parameters are a pytree."""
+    """The flow passes condensation and focus, and its parameters are a pytree."""
     params, ts = reference.init(), np.linspace(0.0, 300.0, 61)
     pi = oracles.REFERENCE_LAW
     exact = oracles.scipy_flow(pi, oracles.sticky(pi, 0.5), weights(params), ts)
@@ -230,7 +231,7 @@ def descent(t, y, loss):
 
 
 def test_dense_events_and_pytrees():
-    """Until a = 2, which is located on the dense output."""
+    """The event a = 2 is located on the dense output."""
     ts = jnp.linspace(0.0, 0.7, 33)
     solution = diffrax.diffeqsolve(
         diffrax.ODETerm(coupled),
@@ -294,8 +295,9 @@ def unvarying(t, y, constant):
 
 
 def steps_of(solver, eigenvalue, lengths):
-    """Direct steps of these lengths, for a field with eigenvalues from 0 to -eigenvalue
-    that counts its calls: of each, the state, the error, the solver's state, calls."""
+    """Direct steps of these lengths for a field with eigenvalues from 0 to -eigenvalue
+    that counts its calls. Returns the state, the error, the solver's state and the
+    number of calls of each step."""
     calls = []
 
     def vector_field(t, y, args):
@@ -325,7 +327,7 @@ def test_work_is_counted_exactly():
     for _, error, _, calls in steps:
         assert int(error.work.evaluations) == calls
         assert int(error.work.hessian_products) == 0
-    # All but the first use the spectral radius that it found: stages alone.
+    # All steps but the first reuse its spectral radius, so they evaluate only stages.
     methods = family(150)
     for h, (*_, calls) in zip(lengths[1:], steps[1:], strict=True):
         fewest = methods.stages[np.searchsorted(methods.length, 100.0 * h)]
@@ -336,10 +338,10 @@ def test_spectral_radius():
     steps = steps_of(ROCK4(refresh_every=1), 100.0, [0.1, 0.1, 0.1, 0.05])
     for _, _, state, _ in steps:
         assert 100 / SAFETY < float(state.radius) < 100 * (1 + 1e-6)
-    # Once found, its vector is a good start.
+    # The eigenvector of one estimate is a good start for the next.
     calls = [calls for *_, calls in steps]
     assert max(calls[1:]) < calls[0]
-    # A step shorter than the last, as after a rejection, asks for it anew.
+    # A step shorter than the last, as after a rejection, starts a new estimate.
     *_, same, shorter = steps_of(ROCK4(refresh_every=10), 100.0, [0.1, 0.1, 0.09])
     assert int(same[2].age) == 2
     assert int(shorter[2].age) == 1

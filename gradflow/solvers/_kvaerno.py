@@ -1,17 +1,16 @@
-"""Kvaerno's implicit methods as diffrax has them, but for three repairs:
+"""Kvaerno's implicit methods from diffrax, with three repairs:
 
 - The root finder. With diffrax 0.7.2 and optimistix 0.1.0, `diffrax.VeryChord` reports
-  divergence whenever two iterations have not converged yet, and optimistix's loop ends
-  at any result but success: most steps of a nonlinear equation are rejected.
-- The dense output of Kvaerno5. Hermite's cubic errs by O(h⁴) between steps of order
-  five, so that the error there falls behind any tolerance: a term of fourth degree is
-  added.
+  divergence whenever it has not converged after two iterations, and optimistix's loop
+  ends at any result but success: most steps of a nonlinear equation are rejected.
+- The dense output of Kvaerno5. The error of Hermite's cubic is O(h⁴) between steps of
+  order five, so it exceeds any tolerance that the steps meet: a term of fourth degree
+  is added.
 - The error estimate of Kvaerno5, which is scaled so that the error of a whole flow
   stays near the tolerances.
 """
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import diffrax
@@ -19,18 +18,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optimistix as optx
-from jaxtyping import Float
+from jaxtyping import Float, PyTree
+
+from ._types import DiffraxField, RealScalar
 
 STRICTNESS = 10.0
-"""By how much Kvaerno5's error estimate is scaled."""
+"""The factor by which Kvaerno5's error estimate is scaled."""
 
 
 class PatientChord(optx.AbstractRootFinder):
-    """`diffrax.VeryChord` that goes on until it has converged or diverged."""
+    """`diffrax.VeryChord`, iterated until it has converged or diverged."""
 
-    rtol: Any
-    atol: Any
-    norm: Callable[[Any], Any] = optx.max_norm
+    rtol: DiffraxField
+    atol: DiffraxField
+    norm: DiffraxField = optx.max_norm
 
     @property
     def _chord(self) -> diffrax.VeryChord:
@@ -62,18 +63,19 @@ class Kvaerno3(diffrax.AbstractESDIRK):
     tableau: ClassVar = diffrax.Kvaerno3.tableau
     interpolation_cls: ClassVar = diffrax.Kvaerno3.interpolation_cls
 
-    root_finder: optx.AbstractRootFinder = _patient_chord()
-    root_find_max_steps: int = 10
+    root_finder: DiffraxField = _patient_chord()
+    root_find_max_steps: DiffraxField = 10
 
-    def order(self, terms: Any) -> int:
+    def order(self, terms: PyTree) -> int:
         return 3
 
 
 def _fourth_degree(tableau: diffrax.ButcherTableau) -> Float[np.ndarray, " stages"]:
     """β such that Hermite's cubic + θ²(1-θ)² Σ β_i k_i is of order four.
 
-    The weights β must give the term in θ⁴ of each elementary weight of at most four
-    nodes: as Ac = c²/2 in this method, of 1, c and c² none, 1/4 of c³, 1/12 of Ac².
+    The weights β must give the term in θ⁴ of each elementary weight with at most four
+    nodes. As Ac = c²/2 in this method, these are zero for 1, c and c², 1/4 for c³ and
+    1/12 for Ac².
     """
     A = np.diag(np.asarray(tableau.a_diagonal))
     for i, row in enumerate(tableau.a_lower):
@@ -87,13 +89,15 @@ _BETA = _fourth_degree(diffrax.Kvaerno5.tableau)
 
 
 class _Kvaerno5Interpolation(diffrax.AbstractLocalInterpolation):
-    t0: Any
-    t1: Any
-    y0: Any
-    y1: Any
-    k: Any
+    t0: DiffraxField
+    t1: DiffraxField
+    y0: PyTree
+    y1: PyTree
+    k: PyTree
 
-    def evaluate(self, t0: Any, t1: Any = None, left: bool = True) -> Any:
+    def evaluate(
+        self, t0: RealScalar, t1: RealScalar | None = None, left: bool = True
+    ) -> PyTree:
         if t1 is not None:
             at_t1, at_t0 = self.evaluate(t1), self.evaluate(t0)
             return jax.tree.map(jnp.subtract, at_t1, at_t0)
@@ -101,7 +105,7 @@ class _Kvaerno5Interpolation(diffrax.AbstractLocalInterpolation):
             t0=self.t0, t1=self.t1, y0=self.y0, y1=self.y1, k=self.k
         )
         h = self.t1 - self.t0
-        # A step of no length occurs only where its outcome is thrown away.
+        # A step of length zero occurs only where its result is discarded.
         theta = (t0 - self.t0) / jnp.where(h == 0, 1.0, h)
         bubble = (theta * (1 - theta)) ** 2
         return jax.tree.map(
@@ -121,8 +125,8 @@ class Kvaerno5(diffrax.AbstractESDIRK):
     )
     interpolation_cls: ClassVar = _Kvaerno5Interpolation
 
-    root_finder: optx.AbstractRootFinder = _patient_chord()
-    root_find_max_steps: int = 10
+    root_finder: DiffraxField = _patient_chord()
+    root_find_max_steps: DiffraxField = 10
 
-    def order(self, terms: Any) -> int:
+    def order(self, terms: PyTree) -> int:
         return 5

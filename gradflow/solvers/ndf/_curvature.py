@@ -1,4 +1,4 @@
-"""The top of a Hessian's spectrum, followed along a flow on Hessian-vector products."""
+"""The top eigenpairs of a Hessian, followed along a flow by Hessian-vector products."""
 
 from collections.abc import Callable
 
@@ -8,21 +8,26 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int
 
 BLOCK = 4
-"""Eigenpairs are taken up and dropped in blocks of so many."""
+"""The number of eigenpairs that are added or dropped at a time."""
 STIFF, SLACK = 0.2, 0.02
-"""An eigenvalue λ matters to a step of coefficient c where cλ exceeds `STIFF`; a block
+"""An eigenvalue λ matters to a step of coefficient c if cλ exceeds `STIFF`; a block
 below `SLACK` is dropped."""
 SMALL_PRODUCT = 2**14
-"""Numbers in two matrices that are small."""
+"""The total size of two matrices up to which their product counts as small."""
+
+HessianProducts = Callable[
+    [Float[Array, "rank n"], Int[Array, ""]], Float[Array, "rank n"]
+]
+"""The products of a Hessian with the first rows of a matrix, given their number."""
 
 
 class Curvature(eqx.Module):
-    """H ≈ Vᵀ Λ V on the `active` leading eigenpairs, in decreasing order; further rows
-    of V are zero, room to grow.
+    """H ≈ Vᵀ Λ V on the `active` leading eigenpairs, in decreasing order. The other
+    rows of V are zero and leave room for more.
 
-    V is in single precision: it is but a preconditioner, and the largest thing that a
-    step moves through memory. It is in two arrays, as only the `few` first rows are
-    looked at where no more are active, and a slice would be a copy."""
+    V is in single precision, because it only serves as a preconditioner and is the
+    largest array that a step reads. It is stored as two arrays: where no more than the
+    `few` first rows are active a step reads only these, and a slice would be a copy."""
 
     few: Float32[Array, "few n"]
     further: Float32[Array, "further n"]
@@ -31,6 +36,7 @@ class Curvature(eqx.Module):
 
     @classmethod
     def unknown(cls, size: int, rank: int) -> "Curvature":
+        """No curvature, for the start of a flow."""
         rank = min(rank, size)
         return cls.of(
             jnp.zeros((rank, size)),
@@ -45,6 +51,7 @@ class Curvature(eqx.Module):
         eigenvalues: Float[Array, " rank"],
         active: Int[Array, ""],
     ) -> "Curvature":
+        """The curvature with these eigenpairs."""
         few = max(2 * BLOCK, V.shape[0] // 3)
         V = V.astype(jnp.float32)
         return cls(V[:few], V[few:], eigenvalues, active)
@@ -76,12 +83,12 @@ class Curvature(eqx.Module):
 
             (1 + cμ)⁻¹ (I - VᵀV) + Vᵀ (I + cΛ)⁻¹ V
 
-        with eigenvalues outside V between -μ' and 2μ. The iteration x ← x + M⁻¹r then
-        contracts by cμ/(1 + cμ) < 1, however stiff the rest is.
+        where the eigenvalues outside V lie between zero and 2μ. The iteration
+        x ← x + M⁻¹r then contracts by cμ/(1 + cμ) < 1, however stiff the rest is.
         """
         rest = 1 / (1 + c * self._unseen)
-        # Where curvature is so negative that I + cH nears a singularity, the step is
-        # too long to be accepted; the floor keeps all finite until it is shortened.
+        # Where curvature is so negative that I + cH is nearly singular, the step is too
+        # long to be accepted; the floor keeps everything finite until it is shortened.
         top = 1 / jnp.maximum(1 + c * self.eigenvalues, 0.2) - rest
         top, few = top.astype(jnp.float32), self.few.shape[0]
 
@@ -102,7 +109,8 @@ class Curvature(eqx.Module):
         return apply
 
     def fitted(self, c: Float[Array, ""]) -> "Curvature":
-        """With more or fewer active pairs, as many as matter to a step."""
+        """This curvature with as many active pairs as matter to a step of coefficient
+        `c`."""
         rank = self.eigenvalues.size
         more = c * self._least > STIFF
         before = self.eigenvalues[jnp.maximum(self.active - BLOCK - 1, 0)]
@@ -116,14 +124,9 @@ class Curvature(eqx.Module):
             active,
         )
 
-    def followed(
-        self,
-        products: Callable[
-            [Float[Array, "rank n"], Int[Array, ""]], Float[Array, "rank n"]
-        ],
-    ) -> "Curvature":
-        """The eigenpairs at another point, where `products` multiplies the first so
-        many vectors by the Hessian, by one product a pair."""
+    def followed(self, products: HessianProducts) -> "Curvature":
+        """The eigenpairs at another point, whose Hessian is given by its `products`.
+        This takes one product per pair."""
         rank, few = self.eigenvalues.size, self.few.shape[0]
         active = jnp.arange(rank) < self.active
         V = self.V.astype(self.eigenvalues.dtype)
@@ -151,8 +154,8 @@ def _nystrom(
     V: Float[Array, "rank n"], W: Float[Array, "rank n"], active: Bool[Array, " rank"]
 ) -> tuple[Float32[Array, "rank n"], Float[Array, " rank"]]:
     """The eigenvectors and eigenvalues of Nyström's approximation to H from some
-    vectors V, Wᵀ(VWᵀ)⁻¹W with W = VH. Of old eigenvectors it is as good as a
-    Rayleigh–Ritz step after one more product. A shift makes it positive definite where
+    vectors V, Wᵀ(VWᵀ)⁻¹W with W = VH. With old eigenvectors for V it is as accurate as
+    a Rayleigh–Ritz step after one more product. A shift makes it positive definite if
     it is not."""
     S = _product(W, V.T)
     s, Q = jnp.linalg.eigh(0.5 * (S + S.T), symmetrize_input=False)
@@ -171,8 +174,8 @@ def _nystrom(
 
 
 def _product(A: Float[Array, "i j"], B: Float[Array, "j k"]) -> Float[Array, "i k"]:
-    """A B; where they are small row by row, as a loop that XLA's CPU compiler makes one
-    function of, where it would call out of its code for the whole."""
+    """A B. Small matrices are multiplied row by row, in a loop that XLA's CPU compiler
+    turns into one function; for the whole product it would call a library."""
     if A.size + B.size > SMALL_PRODUCT:
         return A @ B
     return jax.lax.map(lambda row: row @ B, A)
@@ -181,6 +184,6 @@ def _product(A: Float[Array, "i j"], B: Float[Array, "j k"]) -> Float[Array, "i 
 def _filled(
     V: Float[Array, "rank n"], empty: Bool[Array, " rank"]
 ) -> Float[Array, "rank n"]:
-    """With unit noise in the empty rows."""
+    """V with random vectors of length about one in its empty rows."""
     noise = jax.random.normal(jax.random.key(0), V.shape, V.dtype)
     return jnp.where(empty[:, None], noise / jnp.sqrt(V.shape[1]), V)

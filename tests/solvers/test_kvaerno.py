@@ -1,4 +1,4 @@
-"""Kvaerno's methods with their three repairs, and the defect of diffrax's own."""
+"""Kvaerno's methods with their three repairs, and the defect of diffrax's versions."""
 
 import functools
 
@@ -10,11 +10,11 @@ import optimistix as optx
 import pytest
 
 from gradflow.solvers import Kvaerno3, Kvaerno5
-from gradflow.solvers._kvaerno5 import PatientChord
+from gradflow.solvers._kvaerno import PatientChord
 
 MENDED = (
-    "diffrax's VeryChord goes on iterating now: delete PatientChord and Kvaerno3 from "
-    "gradflow/solvers/_kvaerno5.py, and let Kvaerno5 use diffrax's root finder."
+    "diffrax's VeryChord now keeps iterating: delete PatientChord and Kvaerno3 from "
+    "gradflow/solvers/_kvaerno.py, and let Kvaerno5 use diffrax's root finder."
 )
 
 
@@ -24,7 +24,7 @@ MENDED = (
 
 
 def slowly_solved(y, args):
-    """Of the chord method from 1, the error falls by half each time."""
+    """The error of the chord method, started from 1, halves with each iteration."""
     return 0.5 * jnp.arctan(y - 2.0) + 0.25 * (y - 2.0)
 
 
@@ -33,7 +33,7 @@ def find(finder, fn=slowly_solved, start=1.0):
 
 
 def test_the_defect_of_diffrax():
-    """With diffrax 0.7.2 and optimistix 0.1.0. Fails when it is mended."""
+    """With diffrax 0.7.2 and optimistix 0.1.0. This test fails once it is fixed."""
     found = find(diffrax.VeryChord(rtol=1e-6, atol=1e-6))
     assert found.result == optx.RESULTS.nonlinear_divergence, MENDED
     assert found.stats["num_steps"] == 2, MENDED
@@ -44,7 +44,7 @@ def test_patience():
     assert found.result == optx.RESULTS.successful
     assert found.value == pytest.approx(2.0, abs=1e-6)
     assert found.stats["num_steps"] > 2
-    # It still notices divergence, and the end of its steps.
+    # It still reports divergence and running out of steps.
     found = find(PatientChord(rtol=1e-6, atol=1e-6), lambda y, _: jnp.arctan(y), 5.0)
     assert found.result == optx.RESULTS.nonlinear_divergence
     few = optx.root_find(
@@ -90,7 +90,7 @@ def test_steps_are_not_rejected_for_want_of_patience():
     start, ts = jnp.array([-1.2, 1.0]), jnp.array([50.0])
     mended = solve(ill_conditioned, start, ts, 1e-4, Kvaerno5())
     assert mended.stats["num_rejected_steps"] < 0.5 * mended.stats["num_accepted_steps"]
-    # The same method but for the root finder.
+    # The same method with another root finder.
     impatient = diffrax.with_stepsize_controller_tols(diffrax.VeryChord)()
     defective = solve(ill_conditioned, start, ts, 1e-4, Kvaerno5(root_finder=impatient))
     assert defective.stats["num_steps"] > 2 * mended.stats["num_steps"], MENDED
@@ -108,7 +108,8 @@ def linear(t, y, H):
 
 
 def check_quadratic(solver, kind, t1, rtol):
-    """Along the whole trajectory; returns the number of steps."""
+    """Check a solver's error along the whole trajectory, and return the number of
+    steps."""
     values = eigenvalues(kind)
     Q, _ = np.linalg.qr(np.random.default_rng(0).normal(size=(30, 30)))
     modes = np.where(values < 0, 1e-3, 1.0)
@@ -134,7 +135,7 @@ def test_kvaerno3_to_tolerance(kind, t1, rtol):
 
 
 def coupled(t, y, args):
-    """a = exp(sin t), b = 1/a: neither linear nor autonomous."""
+    """An equation that is neither linear nor autonomous: a = exp(sin t), b = 1/a."""
     a, b = y["a"], y["b"]
     return {"a": a * jnp.cos(t), "b": -(b**2) * a * jnp.cos(t)}
 
@@ -166,7 +167,7 @@ def test_order_of_convergence(solver, order):
         errors.append(error[-1])
         between.append(np.max(error))
     assert np.all(np.diff(np.log2(errors)) < 0.4 - order)
-    # Of the local error O(h⁵), as Hermite's is O(h⁴).
+    # The dense output's local error is O(h⁵); that of Hermite's cubic is O(h⁴).
     assert np.all(np.diff(np.log2(between)) < 0.5 - order)
 
 
