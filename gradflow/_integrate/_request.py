@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, PyTree
 
 from .._core import checks
 from .._core.compiled import jit
+from .._core.power_method import power_method, random_vector
 from .._core.ravel import Ravel
 from .._stepping import Condition, Past, Settings
 from ..flows import Flow, Origin
@@ -228,15 +229,13 @@ POWER_ITERATIONS = 60
 def _largest_curvature(
     loss: AbstractLoss, ravel: Ravel, y: Float[Array, " n"]
 ) -> Float[Array, ""]:
-    """|λ|_max of the Hessian, by the power method."""
+    """|λ|_max of the Hessian."""
     gradient = jax.grad(lambda y: loss.in_double(ravel.unravel(y)))
 
-    def iterate(_: Any, v: Float[Array, " n"]) -> Float[Array, " n"]:
-        product = jax.jvp(gradient, (y,), (v / jnp.linalg.norm(v),))[1]
-        return jnp.where(jnp.any(product != 0), product, v)
+    def product(v: Float[Array, " n"]) -> Float[Array, " n"]:
+        return jax.jvp(gradient, (y,), (v,))[1]
 
-    noise = jax.random.normal(jax.random.key(0), y.shape, y.dtype)
-    return jnp.linalg.norm(jax.lax.fori_loop(0, POWER_ITERATIONS, iterate, noise))
+    return power_method(product, random_vector(y), POWER_ITERATIONS).size
 
 
 def _stable_step(loss: AbstractLoss, params: PyTree) -> float:

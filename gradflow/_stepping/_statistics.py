@@ -7,7 +7,7 @@ from typing import Any
 
 import equinox as eqx
 
-from ..solvers._plumbing import Choice, count_evaluations
+from ..solvers._plumbing import AbstractCountingSolver, Choice, count_evaluations
 
 
 class Statistics(eqx.Module):
@@ -73,8 +73,8 @@ class Statistics(eqx.Module):
 def counted_work(choice: Choice, work: Any, attempted: int) -> dict[str, Any]:
     """The counts of a solve by their names in `Statistics`, as far as its solver knows
     them."""
-    solver: Any = choice.solver
-    if getattr(solver, "counts_work", False):
+    solver = choice.solver
+    if isinstance(solver, AbstractCountingSolver) and solver.counts_work:
         return {
             # The choice of the first step size takes two evaluations.
             "num_evaluations": int(work.evaluations) + 2 + solver.starting_evaluations,

@@ -28,7 +28,7 @@ from .._stepping import (
     Watch,
     versions,
 )
-from ..flows import Certificate, FlowError, Training
+from ..flows import Certificate, DenseOutput, FlowError, Training
 from ..problems import (
     AbstractLoss,
     Observable,
@@ -169,6 +169,7 @@ def train(
         problem=loss,
         learning_rates=(float(rates.min()), float(rates.max())),
         t1=float(clock[-1]),
+        dense=DenseOutput.of_iterates(ts, seen.params),
         sampler="" if sampler is None else repr(sampler),
         seed=seed if isinstance(seed, int) else None,
     )

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from .._core import checks
 from .._core.checks import Checked
+from .._core.compiled import jit
 from .._integrate import integrate, same_solver
 from ..flows import Flow, check_integrated
 from ..problems import AbstractLoss, Problem, RankOneProblem
@@ -241,7 +242,7 @@ def _nearest_time(
     return float(found.x if found.fun < scores[best] else times[best])
 
 
-@eqx.filter_jit
+@jit
 def _off_manifold_of(
     reduction: RankOneProblem, state: PyTree
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
@@ -314,7 +315,7 @@ def _first_crossing(
     return float(root)
 
 
-@eqx.filter_jit
+@jit
 def _seen_of(
     problem: AbstractLoss, state: PyTree, frequent: Int[Array, ""]
 ) -> tuple[Float[Array, ""], Float[Array, " d"]]:

@@ -7,6 +7,7 @@ from ._checks import (
     check_flow as check_flow,
     check_integrated as check_integrated,
 )
+from ._dense import DenseOutput as DenseOutput
 from ._ensemble import Ensemble as Ensemble, EnsembleError as EnsembleError
 from ._ensemble_file import Origins as Origins, Records as Records
 from ._file import Origin as Origin

@@ -27,6 +27,7 @@ from .._stepping import (
     result_of_name,
 )
 from ..problems import RESERVED_NAMES, AbstractLoss, as_loss
+from ._dense import DenseOutput
 from ._trajectory import AbstractTrajectory
 
 FLOW, TRAINING, ENSEMBLE = "flow", "training", "ensemble"
@@ -174,8 +175,10 @@ def training_fields(
     require(TRAINING, run)
     old = run.get("settings", {})  # version 1
     stats = run["stats"]
+    fields = common_fields(run, loss, like)
     return {
-        **common_fields(run, loss, like),
+        **fields,
+        "dense": DenseOutput.of_iterates(fields["ts"], fields["params"]),
         "certificate": run["certificate"],
         "learning_rates": tuple(run.get("learning_rates", stats.get("learning_rates"))),
         "t1": run.get("t1", old.get("t1")),

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import diffrax
-import equinox as eqx
 import numpy as np
 from jaxtyping import Float, PyTree
 
@@ -49,10 +48,8 @@ class Training(AbstractTrajectory):
     """The seed of the sampled sequences; None if it was a `jax.random.key`."""
     stored_ts: Float[np.ndarray, " stored"] | None = None
     """The parameters are stored at all saved times."""
-    dense: DenseOutput | None = eqx.field(init=False)
-
-    def __post_init__(self) -> None:
-        self.dense = DenseOutput.of_iterates(self.ts, self.params)
+    dense: DenseOutput | None = None
+    """Straight lines between the saved iterates; None if there is only the start."""
 
     def pieces_again(self, params: PyTree, t0: float, t1: float) -> Iterator[Piece]:
         raise ValueError(

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from .._core.checks import Checked
+from .._core.compiled import jit
 from .._core.power_method import power_method, random_vector
 from .._core.ravel import Ravel
 from .._core.types import AnyArray
@@ -102,7 +103,7 @@ def expansion(flat: FlatLoss, y: Vector) -> Local:
     return Local(loss, gradient, eigenvalues, V, residuals)
 
 
-look = eqx.filter_jit(expansion)
+look = jit(expansion)
 
 
 def refuse_not_finite(*derivatives: AnyArray | float) -> None:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from .._core.compiled import jit
 from ._flat import FlatLoss, Vector, refuse_not_finite
 
 LEAST_BLOCKS = 4
@@ -126,7 +127,7 @@ Expansion = tuple[
 ]
 
 
-@eqx.filter_jit
+@jit
 def cycle(flat: FlatLoss, y: Vector, search: Search, plan: Plan) -> Search:
     """Fill the basis block by block, compute its Ritz pairs (Rayleigh–Ritz), and keep
     the outermost half of them.

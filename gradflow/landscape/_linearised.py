@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
@@ -12,6 +11,7 @@ from jaxtyping import Array, Float, PyTree
 
 from .._core import checks
 from .._core.checks import Checked
+from .._core.compiled import jit
 from .._core.ravel import Ravel, path_name
 from .._core.types import AnyArray
 from ..problems import checked_loss
@@ -95,7 +95,7 @@ def linearised_flow(
     )
 
 
-@eqx.filter_jit
+@jit
 def _gradient(flat: FlatLoss, y: Vector) -> Vector:
     return flat.gradient(y)
 
@@ -231,7 +231,7 @@ def _matrix_free(
     return out
 
 
-@eqx.filter_jit
+@jit
 def _krylov_space(
     flat: FlatLoss, y: Vector, delta: Vector, size: int
 ) -> tuple[Float[Array, ""], Lanczos]:

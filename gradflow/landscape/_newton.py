@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from .._core.compiled import jit
 from ._flat import FlatLoss, Local, Vector, expansion
 from ._krylov import lanczos
 
@@ -92,7 +93,7 @@ class View(eqx.Module):
         return max(math.sqrt(MARGIN * float(self.turning) * slope), float(self.floor))
 
 
-@eqx.filter_jit
+@jit
 def dense_view(
     flat: FlatLoss, y: Vector, tolerance: Float[Array, ""], gap: Array | None
 ) -> View:
@@ -105,7 +106,7 @@ def dense_view(
     return _with_certain(flat, view, tolerance, gap)
 
 
-@eqx.filter_jit
+@jit
 def krylov_view(
     flat: FlatLoss, y: Vector, tolerance: Float[Array, ""], gap: Array | None
 ) -> View:
@@ -212,7 +213,7 @@ def _kantorovich(
 Shortened = tuple[Vector, Float[Array, ""], Float[Array, ""]]
 
 
-@eqx.filter_jit
+@jit
 def _newton_step(flat: FlatLoss, view: View) -> tuple[Vector, Float[Array, ""]]:
     """y + ts and t, with Newton's step s along the certain directions and the first
     t = 1, ½, ¼, … at which ‖∇L‖ falls; zero if it falls at none."""

@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from .._core import checks
 from .._core.checks import Checked
+from .._core.compiled import jit
 from .._core.power_method import power_method, random_vector
 from .._core.ravel import Ravel
 from .._core.types import AnyArray
@@ -201,7 +202,7 @@ def _first_step(field: _Field, y: Vector, end: float) -> float:
     return min(end, 1 / norm) if norm > 0 and np.isfinite(norm) else end
 
 
-@eqx.filter_jit
+@jit
 def _jacobian_norm(field: _Field, y: Vector) -> Float[Array, ""]:
     product = jax.linearize(field, y)[1]
     return power_method(product, random_vector(y), NORM_ITERATIONS).size
@@ -246,7 +247,7 @@ def _exponential(
     return length * (E[:size, 0] @ basis[:size]), length * abs(float(E[size, 0]))
 
 
-@eqx.filter_jit
+@jit
 def _arnoldi(
     field: _Field,
     y: Vector,

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from .._core import checks, machine, seeds
 from .._core.checks import Checked
+from .._core.compiled import jit
 from .._core.storage import storable
 from .._core.types import AnyArray, Seed
 from ..populations import AbstractUnorderedPopulation, InfiniteContext
@@ -287,7 +288,7 @@ class OneLayerTransformer(
         }
 
 
-@functools.partial(jax.jit, static_argnames="shapes")
+@jit
 def _noise(
     key: PRNGKeyArray, shapes: tuple[tuple[int, ...], ...]
 ) -> list[Float[Array, "..."]]:

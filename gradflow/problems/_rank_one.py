@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, PyTree
 
 from .._core import checks
 from .._core.checks import Checked
+from .._core.compiled import jit
 from .._core.storage import storable
 from .._core.types import AnyArray, Seed
 from ..models._one_layer import OneLayerParameters, OneLayerTransformer
@@ -241,7 +242,7 @@ def _projected(
     )
 
 
-@jax.jit
+@jit
 def _directions(
     params: OneLayerParameters, pi: Float[AnyArray, " d"]
 ) -> tuple[Float[Array, " m"], Float[Array, " k"]]:

@@ -57,7 +57,7 @@ def test_a_second_call_compiles_nothing(solver):
 def test_compiled_solves_can_be_kept_on_disk(solver):
     """JAX keeps none that calls back to Python."""
     equation = segments.Equation(
-        bowl,
+        gradflow.Loss(bowl),
         Ravel.of(jnp.ones(2)),
         _plumbing.resolve(solver).solver,
         jnp.asarray(1e-6),
@@ -98,7 +98,9 @@ def test_evaluations_are_counted(solver):
     y0, t1 = jnp.array([1.0, 2.0]), jnp.array(3.0)
     method = _plumbing.resolve(solver).solver
     tolerances = jnp.array(1e-6), jnp.array(1e-9)
-    equation = segments.Equation(noisy, Ravel.of(y0), method, *tolerances)
+    equation = segments.Equation(
+        gradflow.Loss(noisy), Ravel.of(y0), method, *tolerances
+    )
     state, steps = segments.start(equation, y0, t1, jnp.asarray(10**6))
     segment = segments.advance(equation, state, t1, steps, None)
     jax.effects_barrier()
