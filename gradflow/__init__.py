@@ -5,6 +5,7 @@ from . import _configure as _configure  # isort: split
 
 import importlib as _importlib
 import importlib.metadata as _metadata
+import typing as _typing
 
 from . import (
     corpora,
@@ -90,6 +91,9 @@ from .sweeps import (
     open_store,
     sweep,
 )
+
+if _typing.TYPE_CHECKING:
+    from . import plotting
 
 __version__ = _metadata.version("gradflow")
 

@@ -12,9 +12,8 @@ from ..problems import AbstractLoss, descent
 from ..solvers._plumbing import FixedStepController, ResumableController
 
 BATCHED_NUMBERS = 2**16
-"""The number of entries that are evaluated at once, in as many states as have so many
-entries together. Batching saves overhead for small states and costs memory for large
-ones."""
+"""The number of entries, over all states of a batch, that are evaluated at once.
+Batching saves overhead for small states and costs memory for large ones."""
 LARGEST_BATCH = 32
 
 

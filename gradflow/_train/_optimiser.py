@@ -34,7 +34,7 @@ def resolved(
         if learning_rate is not None:
             raise ValueError(
                 "`learning_rate` must be None where `optimiser` is the learning rate "
-                f"of gradient descent, got {learning_rate!r} beside {optimiser!r}."
+                f"of gradient descent, got {learning_rate!r} and {optimiser!r}."
             )
         rate = checks.positive_number("optimiser", optimiser)
         return "gradient descent", optax.sgd, np.full(steps, rate)

@@ -1,9 +1,9 @@
 """Ensembles: many flows of one kind, stacked."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 import diffrax
 import jax
@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Float, Int, PyTree
 
 from .._core import checks, storage
+from .._core.results import AbstractResults
 from .._stepping import (
     EVALUATIONS_PER_PANEL,
     Continuation,
@@ -49,7 +50,7 @@ class EnsembleError(RuntimeError):
         self.ensemble = ensemble
 
 
-class Ensemble(Sequence):
+class Ensemble(AbstractResults[Flow]):
     """Many flows of one kind, with an axis of members before that of time.
 
     `ensemble[i]` is a member, a `Flow` like any other. Arrays over all members are on
@@ -77,22 +78,10 @@ class Ensemble(Sequence):
     def __len__(self) -> int:
         return len(self._records.ended)
 
-    @overload
-    def __getitem__(self, index: int) -> Flow: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Flow, ...]: ...
-
-    def __getitem__(self, index: int | slice) -> Flow | tuple[Flow, ...]:
-        if isinstance(index, slice):
-            return tuple(self[i] for i in range(*index.indices(len(self))))
-        i = range(len(self))[index]
-        if i not in self._flows:
-            self._flows[i] = Flow.of(self._origin(i), self._outcome(i))
-        return self._flows[i]
-
-    def __iter__(self) -> Iterator[Flow]:
-        return (self[i] for i in range(len(self)))
+    def _result(self, index: int) -> Flow:
+        if index not in self._flows:
+            self._flows[index] = Flow.of(self._origin(index), self._outcome(index))
+        return self._flows[index]
 
     @property
     def knowledge(self) -> AbstractLoss:
@@ -247,7 +236,7 @@ class Ensemble(Sequence):
             }
         )
 
-    def __str__(self) -> str:
+    def _table(self) -> str:
         records, stats, failed = self._records, self.stats, self.failed
         lines = [
             f"Ensemble of {len(self)} flows to t = {self.ts[-1]:g}"
@@ -292,8 +281,8 @@ class Ensemble(Sequence):
             found[name] = float(max(map(relative_drift, drift[members], size[members])))
         return found
 
-    def __repr__(self) -> str:
-        return f"Ensemble({len(self)} flows to t = {self.ts[-1]:g})"
+    def _summary(self) -> str:
+        return f"{len(self)} flows to t = {self.ts[-1]:g}"
 
 
 def _append(rows: np.ndarray, row: np.ndarray | np.generic) -> np.ndarray:
