@@ -27,7 +27,7 @@ from jaxtyping import Array, Float
 
 import gradflow
 from gradflow._core.compiled import ONE_THREAD, compiled
-from gradflow.solvers import _plumbing
+from gradflow.solvers import _internals
 
 DENSE = ("kvaerno3", "kvaerno5")
 """Solvers that form n×n matrices."""
@@ -95,7 +95,7 @@ def _diffeqsolve(
     adaptive = not isinstance(solver, gradflow.solvers.RK4 | diffrax.Euler)
     controller: Any = diffrax.ConstantStepSize()
     if adaptive:
-        controller = _plumbing.ResumableController(setting, ATOL * setting)
+        controller = _internals.ResumableController(setting, ATOL * setting)
     return diffrax.diffeqsolve(
         diffrax.ODETerm(lambda t, y, args: field(y)),
         solver,
@@ -159,8 +159,8 @@ class CompiledSolver(Contestant):
         """A vector field and a solver, at least one of which counts the work, and the
         solve compiled with them and with a deadline."""
         field, solver = self.field, self.solver
-        counted = isinstance(solver, _plumbing.AbstractCountingSolver)
-        if not counted and _plumbing.count_evaluations(solver, 1) is None:
+        counted = isinstance(solver, _internals.AbstractCountingSolver)
+        if not counted and _internals.count_evaluations(solver, 1) is None:
             field = self.tally.counted(field)
         arguments = self._arguments(self.flow.start(0), self.settings[0])
         solve = _compiled(_diffeqsolve, self.flow.size)
@@ -176,11 +176,11 @@ def counts(solver: Any, solution: Any, tally: Tally, n: int) -> Work:
     """The work of a rehearsed solve: counted by the solver, derived from its tableau,
     or otherwise counted by calls to the host."""
     steps = int(solution.stats["num_steps"])
-    if isinstance(solver, _plumbing.AbstractCountingSolver):
+    if isinstance(solver, _internals.AbstractCountingSolver):
         done = solution.controller_state.work
         numbers = (done.evaluations, done.hessian_products, done.factorisations)
         return Work(steps, *map(int, numbers))
-    known = _plumbing.count_evaluations(solver, steps)
+    known = _internals.count_evaluations(solver, steps)
     if known is not None:
         return Work(steps, known, 0, 0)
     dense = isinstance(solver, diffrax.AbstractDIRK)
@@ -242,7 +242,7 @@ def contestants(flow: Flow, stiffness: float) -> dict[str, Factory]:
     def compiled_solver(name: str) -> Contestant | Absent:
         if name in DENSE and flow.size > LARGEST_DENSE:
             return Absent(name, too_large(flow.size))
-        choice = _plumbing.resolve(name, flow.size, flow.symmetric)
+        choice = _internals.resolve(name, flow.size, flow.symmetric)
         common: dict[str, Any] = {
             "ours": True,
             "flow": flow,

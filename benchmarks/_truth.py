@@ -17,7 +17,7 @@ from jaxtyping import Array, Float
 import gradflow
 from gradflow._core.compiled import compiled
 from gradflow._core.power_method import power_method, random_vector
-from gradflow.solvers import _plumbing
+from gradflow.solvers import _internals
 
 DENSE_LIMIT = 500
 """The largest state for which LSODA's matrices allow a tight solve."""
@@ -131,7 +131,7 @@ def _solve(
         None,
         y0,
         saveat=diffrax.SaveAt(ts=ts),
-        stepsize_controller=_plumbing.ResumableController(rtol, ATOL * rtol),
+        stepsize_controller=_internals.ResumableController(rtol, ATOL * rtol),
         max_steps=None,
         throw=False,
     ).ys

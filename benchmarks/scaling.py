@@ -30,7 +30,7 @@ from gradflow import OneLayerParameters
 from gradflow._core.compiled import compiled
 from gradflow._core.ravel import Ravel
 from gradflow._stepping import Equation
-from gradflow.solvers._plumbing import resolve
+from gradflow.solvers._internals import resolve
 
 WIDTH = 64
 FIGURE = Path("out/benchmarks/scaling.png")

@@ -13,7 +13,7 @@ from . import (
     solvers,
     sweeps,
 )
-from ._core.storage import RunFileError
+from ._core.file_format import RunFileError
 from ._integrate import (
     integrate,
     integrate_ensemble,

@@ -1,10 +1,10 @@
-"""What XLA is asked for, and that a user's own wish stands."""
+"""Small loops are compiled whole, unless the user has XLA options of their own."""
 
 import os
 
 import pytest
 
-from gradflow import _configure as _xla
+from gradflow import _configure
 
 OURS = "--xla_backend_extra_options=xla_cpu_small_while_loop_byte_threshold=1000000"
 
@@ -26,5 +26,5 @@ def test_small_loops(given, expected, monkeypatch):
         monkeypatch.delenv("XLA_FLAGS", raising=False)
     else:
         monkeypatch.setenv("XLA_FLAGS", given)
-    _xla.compile_small_loops_whole()
+    _configure.configure()
     assert os.environ["XLA_FLAGS"] == expected

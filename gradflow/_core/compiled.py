@@ -135,6 +135,23 @@ class CompileClock:
         return total
 
 
+class RunClock:
+    """The seconds since the clock was made: those spent compiling, and the others."""
+
+    def __init__(self) -> None:
+        self._began, self._compiling = time.perf_counter(), CompileClock()
+        self.earlier = 0.0
+        """Seconds that an earlier process ran, as its checkpoint says."""
+
+    @property
+    def compile_seconds(self) -> float:
+        return self._compiling.seconds()
+
+    @property
+    def run_seconds(self) -> float:
+        return self.earlier + time.perf_counter() - self._began - self.compile_seconds
+
+
 #
 # Room for code
 #

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from . import checks
-from .storage import storable as _storable
+from .file_format import storable as _storable
 
 
 @_storable

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, PyTree
 
-from .._core import storage
+from .._core import file_format
 from .._stepping import EnergyAccount, Past, Snapshot, State, versions
 from ._request import Request
 
@@ -31,7 +31,7 @@ class Checkpoint:
     def __init__(self, path: Path, every: float, of: dict[str, Any]):
         self._path, self._every = path, every
         # In the form in which it is read back.
-        self._of = storage.unpack(storage.pack(of, {}), {})
+        self._of = file_format.unpack(file_format.pack(of, {}), {})
         self._written, self._took = time.monotonic(), 0.0
 
     def read(self, start: State, snapshot: PyTree) -> tuple[State, Past, float] | None:
@@ -39,7 +39,9 @@ class Checkpoint:
         if there is no file. `start` and `snapshot` have the structures to restore."""
         if not self._path.exists():
             return None
-        return storage.read(self._path, lambda run: self._build(run, start, snapshot))
+        return file_format.read(
+            self._path, lambda run: self._build(run, start, snapshot)
+        )
 
     def _build(
         self, run: dict[str, Any], start: State, snapshot: PyTree
@@ -82,7 +84,7 @@ class Checkpoint:
             "snapshots": leaves,
             "account": jax.tree.leaves(past.account),
         }
-        storage.write(
+        file_format.write(
             self._path,
             {
                 "checkpoint": self._of,
@@ -109,22 +111,24 @@ def identity(
     """What a checkpoint belongs to. A loss of the user's own is identified by its value
     and the length of the first step, which follows from its gradient."""
     loss, earlier = request.loss, request.earlier
-    known = storage.can_pack(loss)
+    known = file_format.can_pack(loss)
     event = request.event
     return {
         "loss": (
-            storage.digest(loss) if known else [float(state.loss), float(state.dt)]
+            file_format.digest(loss) if known else [float(state.loss), float(state.dt)]
         ),
-        "params": storage.digest(jax.tree.leaves(request.origin.start)),
+        "params": file_format.digest(jax.tree.leaves(request.origin.start)),
         **request.settings._asdict(),
-        "ts": storage.digest(request.times),
-        "save_params": storage.digest(stored),
+        "ts": file_format.digest(request.times),
+        "save_params": file_format.digest(stored),
         "observables": sorted({*request.named, *request.functions}),
         # Not how it prints, which may contain an address.
         "event": getattr(event, "__name__", type(event).__name__),
         "max_steps": request.max_steps,
         "flow": (
-            None if earlier is None else storage.digest(jax.tree.leaves(earlier.final))
+            None
+            if earlier is None
+            else file_format.digest(jax.tree.leaves(earlier.final))
         ),
         "versions": versions(),
     }

@@ -1,6 +1,5 @@
 """integrate_ensemble(): many flows in, one compiled loop over them, an Ensemble out."""
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -13,7 +12,7 @@ from jaxtyping import Float, Int, PyTree
 
 from .._core import checks, machine
 from .._core.checks import Checked
-from .._core.compiled import ONE_THREAD, CompileClock, make_room_for_code
+from .._core.compiled import ONE_THREAD, RunClock, make_room_for_code
 from .._core.progress import count_bar
 from .._core.ravel import Ravel
 from .._stepping import (
@@ -36,14 +35,13 @@ from .._stepping import (
     versions,
 )
 from ..flows import Ensemble, EnsembleError, Origins, Records
-from ..problems import AbstractLoss, as_loss
-from ..solvers import _plumbing as solvers
+from ..problems import AbstractLoss
+from ..solvers import _internals as solvers
 from ._members import (
     horizons,
     member,
     number_of_members,
     one_for_each,
-    same_kind,
     stacked,
     starts,
 )
@@ -122,10 +120,7 @@ def integrate_ensemble(
     """
     checks.refuse_tracers(loss, params_batch, t1)
     size = number_of_members(params_batch)
-    ends = horizons(t1, size)
-    losses = [as_loss(one) for one in one_for_each(loss, size)]
-    for i, other in enumerate(losses[1:]):
-        same_kind(losses[0], other, i + 1)
+    ends, losses = horizons(t1, size), one_for_each(loss, size)
     request = requested(
         losses[0],
         member(params_batch, 0),
@@ -139,42 +134,47 @@ def integrate_ensemble(
         max_steps=max_steps,
         names=("loss", "params_batch"),
     )
-    if request.choice.takes_fixed_steps:
-        raise ValueError(
-            "`solver` must be adaptive for an ensemble, as each member chooses its own "
-            f"steps, got {request.choice.name!r}."
-        )
+    _refuse_fixed_steps(request)
     y0 = starts(params_batch, size)
     stored = _stored_places(save_params, request.times, y0.shape[1], size)
     way = _way(request, threads, batch)
 
     make_room_for_code()
-    began, compiling = time.perf_counter(), CompileClock()
+    clock = RunClock()
     common, members = _compiled_inputs(request, losses, y0, ends, atol, stored, way)
-    memory = memory_of_ensemble(
-        common, _row_shape(request), size, min(way.threads, size) * way.batch
-    )
+    memory = memory_of_ensemble(common, _row_shape(request), size, way.under_way(size))
     refuse_large_ensemble(memory, y0.shape[1], size)
     whole = _run_all(common, members, way, progress, memory["total"])
-    compile_seconds = compiling.seconds()
-    ensemble = Ensemble(
-        _origins(request, losses, params_batch, members),
-        _records(whole, request, ends),
-        request.times,
-        stored,
-        Statistics(
-            solver=request.choice.name,
-            choice=request.choice.reason,
-            compile_seconds=compile_seconds,
-            run_seconds=time.perf_counter() - began - compile_seconds,
-            memory=memory,
-            notes=request.notes,
-            versions=versions(),
-        ),
-    )
+    origins = _origins(request, losses, params_batch, members)
+    records = _records(whole, request, ends)
+    stats = _statistics(request, clock, memory)
+    ensemble = Ensemble(origins, records, request.times, stored, stats)
     if throw and ensemble.failed:
         raise EnsembleError(ensemble)
     return ensemble
+
+
+def _statistics(
+    request: Request, clock: RunClock, memory: dict[str, int]
+) -> Statistics:
+    """The statistics of all members together."""
+    return Statistics(
+        solver=request.choice.name,
+        choice=request.choice.reason,
+        compile_seconds=clock.compile_seconds,
+        run_seconds=clock.run_seconds,
+        memory=memory,
+        notes=request.notes,
+        versions=versions(),
+    )
+
+
+def _refuse_fixed_steps(request: Request) -> None:
+    if request.choice.takes_fixed_steps:
+        raise ValueError(
+            "`solver` must be adaptive for an ensemble, as each member chooses its own "
+            f"steps, got {request.choice.name!r}."
+        )
 
 
 class _Way(NamedTuple):
@@ -183,6 +183,10 @@ class _Way(NamedTuple):
     threads: int
     batch: int
     is_small: bool
+
+    def under_way(self, members: int) -> int:
+        """The number of members that are integrated at a time."""
+        return min(self.threads, members) * self.batch
 
 
 def _way(request: Request, threads: Any, batch: Any) -> _Way:

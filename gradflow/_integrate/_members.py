@@ -10,6 +10,7 @@ from jaxtyping import Float, PyTree
 
 from .._core import checks
 from .._core.checks import Checked
+from ..problems import AbstractLoss, as_loss
 
 
 def stack(params: Checked[Sequence[PyTree]]) -> PyTree:
@@ -72,23 +73,26 @@ def member(params_batch: PyTree, i: int) -> PyTree:
     return jax.tree.map(lambda leaf: np.asarray(leaf[i]), params_batch)
 
 
-def one_for_each(loss: Any, size: int) -> list[Any]:
-    """The losses: one for all members, or one for each."""
+def one_for_each(loss: Any, size: int) -> list[AbstractLoss]:
+    """The losses: one for all members, or one for each, of the same kind."""
     if not isinstance(loss, list | tuple):
-        return [loss]
+        return [as_loss(loss)]
     if len(loss) != size:
         raise ValueError(
             f"`loss` must be one loss, or one for each of the {size} members of "
             f"`params_batch`, got {len(loss)}."
         )
-    return list(loss)
+    losses = [as_loss(one) for one in loss]
+    for i, other in enumerate(losses[1:]):
+        _same_kind(losses[0], other, i + 1)
+    return losses
 
 
 def _is_number_array(leaf: Any) -> bool:
     return eqx.is_array(leaf) or isinstance(leaf, np.ndarray | np.generic)
 
 
-def same_kind(first: Any, other: Any, i: int) -> None:
+def _same_kind(first: AbstractLoss, other: AbstractLoss, i: int) -> None:
     arrays, rest = eqx.partition(first, _is_number_array)
     others, other_rest = eqx.partition(other, _is_number_array)
     shapes, other_shapes = (
@@ -105,7 +109,7 @@ def same_kind(first: Any, other: Any, i: int) -> None:
         )
 
 
-def stacked(losses: list[Any]) -> tuple[PyTree, PyTree]:
+def stacked(losses: list[AbstractLoss]) -> tuple[PyTree, PyTree]:
     """The parts that all losses share, and the arrays that vary, stacked."""
     arrays = [eqx.filter(loss, _is_number_array) for loss in losses]
 

@@ -5,7 +5,7 @@ from jaxtyping import PyTree
 
 from .._core import machine
 from .._stepping import SEGMENT_MEMORY, SMALLEST_SEGMENT, Common, Snapshot
-from ..solvers import _plumbing as solvers
+from ..solvers import _internals as solvers
 from ._request import Request
 
 

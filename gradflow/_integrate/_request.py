@@ -16,7 +16,7 @@ from .._core.ravel import Ravel
 from .._stepping import Condition, Past, Settings
 from ..flows import Flow, Origin
 from ..problems import AbstractLoss, Observable, checked_loss, chosen_observables
-from ..solvers import _plumbing as solvers
+from ..solvers import _internals as solvers
 
 SMALLEST_SCALE = 1e-8
 """The smallest root mean square of the parameters that the default `atol` follows."""
@@ -85,20 +85,77 @@ def requested(
     t1 = checks.positive_number("t1", t1)
     times = saved_times(ts, t1)
     solvers.resolve(solver)
-    rtol = check_rtol(rtol)
-    if atol is not None:
-        atol = checks.positive_number("atol", atol, zero_allowed=True)
-    if step is not None:
-        step = checks.positive_number("step", step)
+    tolerances = _Tolerances(check_rtol(rtol), atol, step).checked()
+    limits = run_limits(
+        times, max_steps, dense_memory, save_params, checkpoint, checkpoint_every
+    )
     loss = checked_loss(loss, params, *names)
     choice = solvers.resolve(solver, Ravel.of(params).size, loss.is_euclidean)
     named, functions = chosen_observables(loss, params, observables)
-    run = run_options(
-        params, times, event, max_steps, dense_memory, save_params, checkpoint
+    check_event(event, params)
+    settings = _settings(loss, params, t1, choice, tolerances)
+    return Request(
+        origin=Origin(loss, params, settings, choice.solver),
+        choice=choice,
+        times=times,
+        named=named,
+        functions=functions,
+        event=event,
+        progress=progress,
+        throw=throw,
+        notes=checks.promotion_notes(params),
+        **limits,
     )
-    every = checks.positive_number(
-        "checkpoint_every", checkpoint_every, zero_allowed=True
-    )
+
+
+def run_limits(
+    times: Float[np.ndarray, " times"],
+    max_steps: Any,
+    dense_memory: Any,
+    save_params: Any,
+    checkpoint: Any,
+    checkpoint_every: Any,
+) -> dict[str, Any]:
+    """The options of `integrate` and `resume` that do not depend on the loss, checked,
+    by their names in `Request`."""
+    if max_steps is not None:
+        max_steps = checks.whole_number("max_steps", max_steps)
+    return {
+        "max_steps": max_steps,
+        "dense_memory": checks.whole_number("dense_memory", dense_memory, least=0),
+        "save_params": _check_stored(save_params, times),
+        "checkpoint": None if checkpoint is None else _check_path(checkpoint),
+        "checkpoint_every": checks.positive_number(
+            "checkpoint_every", checkpoint_every, zero_allowed=True
+        ),
+    }
+
+
+class _Tolerances(NamedTuple):
+    """What the steps of a solver are held to; None for what is to be chosen."""
+
+    rtol: float
+    atol: Any
+    step: Any
+
+    def checked(self) -> "_Tolerances":
+        atol, step = self.atol, self.step
+        if atol is not None:
+            atol = checks.positive_number("atol", atol, zero_allowed=True)
+        if step is not None:
+            step = checks.positive_number("step", step)
+        return _Tolerances(self.rtol, atol, step)
+
+
+def _settings(
+    loss: AbstractLoss,
+    params: PyTree,
+    t1: float,
+    choice: solvers.Choice,
+    tolerances: _Tolerances,
+) -> Settings:
+    """The settings of a flow, with defaults for what was not given."""
+    rtol, atol, step = tolerances
     if atol is None:
         atol = float(default_atol(_flat(params), rtol))
     if choice.takes_fixed_steps:
@@ -108,41 +165,7 @@ def requested(
             "`step` is only for solvers with a fixed step "
             f"({', '.join(solvers.FIXED_STEP)}), got {step:g} with {choice.name}."
         )
-    settings = Settings(t1, choice.name, rtol, atol, step)
-    return Request(
-        origin=Origin(loss, params, settings, choice.solver),
-        choice=choice,
-        times=times,
-        named=named,
-        functions=functions,
-        progress=progress,
-        throw=throw,
-        checkpoint_every=every,
-        notes=checks.promotion_notes(params),
-        **run,
-    )
-
-
-def run_options(
-    params: PyTree,
-    times: Float[np.ndarray, " times"],
-    event: Any,
-    max_steps: Any,
-    dense_memory: Any,
-    save_params: Any,
-    checkpoint: Any,
-) -> dict[str, Any]:
-    """The options that `integrate` and `resume` share, checked."""
-    if max_steps is not None:
-        max_steps = checks.whole_number("max_steps", max_steps)
-    check_event(event, params)
-    return {
-        "event": event,
-        "max_steps": max_steps,
-        "dense_memory": checks.whole_number("dense_memory", dense_memory, least=0),
-        "save_params": _check_stored(save_params, times),
-        "checkpoint": None if checkpoint is None else _check_path(checkpoint),
-    }
+    return Settings(t1, choice.name, rtol, atol, step)
 
 
 def _flat(params: PyTree) -> Float[np.ndarray, " n"]:

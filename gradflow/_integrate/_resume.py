@@ -16,11 +16,12 @@ from .._core.types import AnyArray
 from .._stepping import Past, Snapshot, same_solver
 from ..flows import Flow, Origin, check_integrated
 from ..problems import AbstractLoss, Observable, checked_loss, chosen_observables
-from ..solvers import _plumbing as solvers
+from ..solvers import _internals as solvers
 from ._request import (
     DEFAULT_TIMES,
     Request,
-    run_options,
+    check_event,
+    run_limits,
     saved_times,
 )
 from ._run import run
@@ -71,14 +72,12 @@ def resume(
             f"`t1` must be later than the flow's end, t = {end:g}, got {t1:g}."
         )
     times = np.append(flow.ts, _later_times(ts, end, t1))
+    limits = run_limits(
+        times, max_steps, dense_memory, save_params, checkpoint, checkpoint_every
+    )
     checked_loss(loss, flow.final)
     named, functions = _same_observables(flow, loss, observables)
-    options = run_options(
-        flow.final, times, event, max_steps, dense_memory, save_params, checkpoint
-    )
-    every = checks.positive_number(
-        "checkpoint_every", checkpoint_every, zero_allowed=True
-    )
+    check_event(event, flow.final)
     choice = solvers.resolve(same_solver(flow.settings, flow.solver))
     settings = flow.settings._replace(t1=t1)
     return run(
@@ -88,13 +87,13 @@ def resume(
             times=times,
             named=named,
             functions=functions,
+            event=event,
             progress=progress,
             throw=throw,
-            checkpoint_every=every,
             notes=flow.stats.notes,
             earlier=flow,
             past=_past(flow),
-            **options,
+            **limits,
         )
     )
 

@@ -1,14 +1,13 @@
 """From a request to a flow: segment after segment, recorded, with checkpoints."""
 
-import time
-
+import diffrax
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
 from .._core import machine
-from .._core.compiled import CompileClock, make_room_for_code
+from .._core.compiled import RunClock, make_room_for_code
 from .._core.progress import progress_bar
 from .._core.ravel import Ravel
 from .._stepping import (
@@ -25,7 +24,7 @@ from .._stepping import (
     versions,
 )
 from ..flows import Flow, FlowError
-from ..solvers import _plumbing as solvers
+from ..solvers import _internals as solvers
 from ._checkpoint import Checkpoint, identity
 from ._memory import memory_of_flow, refuse_large_flow
 from ._request import Request
@@ -37,11 +36,11 @@ PARAMS_MEMORY = 2**28
 def run(request: Request) -> Flow:
     """Integrate the flow that was requested."""
     make_room_for_code()
-    clock = _Clock()
-    origin, choice, settings = request.origin, request.choice, request.settings
+    clock = RunClock()
+    origin = request.origin
     ravel = Ravel.of(origin.start)
     y0 = ravel.ravel(origin.start)
-    equation = Equation.of(request.loss, ravel, choice.solver, settings)
+    equation = Equation.of(request.loss, ravel, request.choice.solver, request.settings)
     watch = Watch(equation, y0, request.named, request.functions)
     stored = _stored_times(request, ravel.size)
     memory = memory_of_flow(request, watch.shape, len(stored), ravel.size)
@@ -60,28 +59,49 @@ def run(request: Request) -> Flow:
         if found is not None:
             state, past, clock.earlier = found
             record.continue_from(past)
-    t1, ended = settings.t1, None
+    t1, ended = jnp.asarray(request.settings.t1), None
     stated = f"{ravel.size:,} numbers, at most {machine.readable(memory['total'])}"
-    with progress_bar(t1, request.progress, stated) as report:
+    with progress_bar(request.settings.t1, request.progress, stated) as report:
         while ended is None:
-            segment = advance(equation, state, jnp.asarray(t1), steps, request.event)
+            segment = advance(equation, state, t1, steps, request.event)
             state = segment.state
             record.add(segment)
             report(record.t, float(state.loss), record.attempted)
+            tries = record.attempted - before
             ended = how_it_ended(
-                state,
-                segment.result,
-                t1,
-                record.attempted - before,
-                request.max_steps,
+                state, segment.result, float(t1), tries, request.max_steps
             )
             if checkpoint is not None and ended is None and checkpoint.is_due:
                 checkpoint.write(state, record.past, clock.run_seconds)
 
-    result, reason = ended
-    snapshots = record.close()
     work = state.controller_state.work
-    outcome = Outcome(
+    outcome = _outcome(request, record, clock, memory, ended, work, before)
+    # In double precision, whatever the user passed.
+    began_at = jax.tree.map(np.asarray, ravel.unravel(y0))
+    flow = Flow.of(origin._replace(start=began_at), outcome, request.earlier)
+    if checkpoint is not None and flow.ended_as_wanted:
+        checkpoint.remove()
+    if request.throw and not flow.ended_as_wanted:
+        raise FlowError(
+            f"The flow {flow.stats.reason}. What was computed until then is in this "
+            "exception's `flow`; `throw=False` returns it instead.",
+            flow,
+        )
+    return flow
+
+
+def _outcome(
+    request: Request,
+    record: Recorder,
+    clock: RunClock,
+    memory: dict[str, int],
+    ended: tuple[diffrax.RESULTS, str],
+    work: solvers.Work,
+    before: int,
+) -> Outcome:
+    """All that was recorded, with the work since `before` attempted steps."""
+    (result, reason), snapshots = ended, record.close()
+    return Outcome(
         ts=record.ts,
         params_ts=record.params_ts,
         params=snapshots.params,
@@ -90,11 +110,11 @@ def run(request: Request) -> Flow:
         observables=snapshots.observables,
         result=result,
         stats=Statistics(
-            solver=choice.name,
-            choice=choice.reason,
+            solver=request.choice.name,
+            choice=request.choice.reason,
             num_accepted_steps=record.accepted,
             num_rejected_steps=record.rejected,
-            **counted_work(choice, work, record.attempted - before),
+            **counted_work(request.choice, work, record.attempted - before),
             num_certificate_evaluations=record.certificate_evaluations,
             compile_seconds=clock.compile_seconds,
             run_seconds=clock.run_seconds,
@@ -106,35 +126,6 @@ def run(request: Request) -> Flow:
         continuation=record.continuation(snapshots),
         pieces=record.pieces,
     )
-    # In double precision, whatever the user passed.
-    began_at = jax.tree.map(np.asarray, ravel.unravel(y0))
-    flow = Flow.of(origin._replace(start=began_at), outcome, request.earlier)
-    if checkpoint is not None and flow.ended_as_wanted:
-        checkpoint.remove()
-    if request.throw and not flow.ended_as_wanted:
-        raise FlowError(
-            f"The flow {reason}. What was computed until then is in this exception's "
-            "`flow`; `throw=False` returns it instead.",
-            flow,
-        )
-    return flow
-
-
-class _Clock:
-    """The seconds that a run took, apart from compilation."""
-
-    def __init__(self) -> None:
-        self._began, self._compiling = time.perf_counter(), CompileClock()
-        self.earlier = 0.0
-        """Seconds before this process took over from a checkpoint."""
-
-    @property
-    def compile_seconds(self) -> float:
-        return self._compiling.seconds()
-
-    @property
-    def run_seconds(self) -> float:
-        return self.earlier + time.perf_counter() - self._began - self.compile_seconds
 
 
 def _begin(

@@ -1,6 +1,5 @@
 """The flow's equation, integrated by diffrax in segments. Knows no `Flow`."""
 
-from ._again import integrate_again as integrate_again, same_solver as same_solver
 from ._ending import (
     RESULTS as RESULTS,
     ended_as_wanted as ended_as_wanted,
@@ -20,13 +19,14 @@ from ._equation import (
     states_at_once as states_at_once,
 )
 from ._events import Condition as Condition
-from ._factorisations import factorised as factorised
+from ._lapack_calls import factorised as factorised
 from ._outcome import (
     Continuation as Continuation,
     Outcome as Outcome,
     Piece as Piece,
 )
 from ._record import Past as Past, Recorder as Recorder
+from ._reintegrate import integrate_again as integrate_again, same_solver as same_solver
 from ._segments import (
     SEGMENT_MEMORY as SEGMENT_MEMORY,
     SMALLEST_SEGMENT as SMALLEST_SEGMENT,

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 
 from .._core.ravel import Ravel
 from ..problems import AbstractLoss, descent
-from ..solvers._plumbing import FixedStepController, ResumableController
+from ..solvers._internals import FixedStepController, ResumableController
 
 BATCHED_NUMBERS = 2**16
 """The number of entries, over all states of a batch, that are evaluated at once.

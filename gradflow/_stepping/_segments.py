@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from .._core.compiled import ONE_THREAD, compiled
-from ..solvers._plumbing import (
+from ..solvers._internals import (
     PAUSED,
     MeshInterpolation,
     RecentPoints,

@@ -7,7 +7,7 @@ from typing import Any
 
 import equinox as eqx
 
-from ..solvers._plumbing import AbstractCountingSolver, Choice, count_evaluations
+from ..solvers._internals import AbstractCountingSolver, Choice, count_evaluations
 
 
 class Statistics(eqx.Module):

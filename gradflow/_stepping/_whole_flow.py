@@ -16,8 +16,8 @@ from ..problems import Observable
 from ._energy import EnergyAccount, plain_balance
 from ._equation import Equation
 from ._events import Condition
-from ._factorisations import factorised
-from ._segments import State, plain_advance, plain_start
+from ._lapack_calls import factorised
+from ._segments import Dense, State, plain_advance, plain_start
 from ._snapshots import Snapshot, Watch, fill_rows
 
 
@@ -85,23 +85,6 @@ def _whole_flow(common: Common, member: Any) -> WholeFlow:
     size = 1 + len(common.times)
     states = jnp.tile(member.y0, (size + -size % common.at_once, 1))
 
-    def fill(
-        states: Float[Array, "rows n"], dense: Any, first: Array, last: Array
-    ) -> Float[Array, "rows n"]:
-        def one(i: Array, states: Array) -> Array:
-            return states.at[i + 1].set(dense.evaluate(common.times[i]))
-
-        return jax.lax.fori_loop(first, last, one, states)
-
-    def is_open(state: State, result: diffrax.RESULTS) -> Bool[Array, ""]:
-        return (
-            (state.t < member.t1)
-            & (result == diffrax.RESULTS.max_steps_reached)
-            & (state.controller_state.budget > 0)
-            & jnp.isfinite(state.loss)
-            & jnp.isfinite(state.dt)
-        )
-
     def go_on(carry: tuple) -> tuple:
         state, _, account, states, saved, accepted, rejected = carry
         segment = plain_advance(equation, state, member.t1, common.steps, common.event)
@@ -112,7 +95,7 @@ def _whole_flow(common: Common, member: Any) -> WholeFlow:
             end,
             segment.result,
             account,
-            fill(states, segment.dense, saved, reached),
+            _filled(common.times, states, segment.dense, saved, reached),
             reached,
             accepted + segment.accepted,
             rejected + segment.rejected,
@@ -120,7 +103,7 @@ def _whole_flow(common: Common, member: Any) -> WholeFlow:
 
     state, _ = plain_start(equation, member.y0, member.t1, common.budget)
     state, result, account, states, saved, accepted, rejected = jax.lax.while_loop(
-        lambda carry: is_open(carry[0], carry[1]),
+        lambda carry: _is_open(carry[0], carry[1], member.t1),
         go_on,
         (
             state,
@@ -143,6 +126,34 @@ def _whole_flow(common: Common, member: Any) -> WholeFlow:
         lambda s: (s.y, s.solver_state, s.recent), state, (None, None, None)
     )
     return WholeFlow(rows, saved, end, state, result, account, accepted, rejected)
+
+
+def _is_open(
+    state: State, result: diffrax.RESULTS, t1: Float[Array, ""]
+) -> Bool[Array, ""]:
+    """Whether a member has further to go, and can."""
+    return (
+        (state.t < t1)
+        & (result == diffrax.RESULTS.max_steps_reached)
+        & (state.controller_state.budget > 0)
+        & jnp.isfinite(state.loss)
+        & jnp.isfinite(state.dt)
+    )
+
+
+def _filled(
+    times: Float[Array, " times"],
+    states: Float[Array, "rows n"],
+    dense: Dense,
+    first: Int[Array, ""],
+    last: Int[Array, ""],
+) -> Float[Array, "rows n"]:
+    """`states` with those at the times from `first` until before `last`."""
+
+    def one(i: Array, states: Array) -> Array:
+        return states.at[i + 1].set(dense.evaluate(times[i]))
+
+    return jax.lax.fori_loop(first, last, one, states)
 
 
 def _observed(

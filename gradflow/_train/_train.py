@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -14,7 +13,7 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from .._core import checks, seeds
 from .._core.checks import Checked
-from .._core.compiled import CompileClock, compiled, make_room_for_code
+from .._core.compiled import RunClock, compiled, make_room_for_code
 from .._core.progress import Report, progress_bar
 from .._core.ravel import Ravel
 from .._core.types import Seed
@@ -114,72 +113,93 @@ def train(
     name, make, rates = resolved(optimiser, learning_rate, params, steps)
 
     make_room_for_code()
-    began, compiling = time.perf_counter(), CompileClock()
+    run_clock = RunClock()
+    constant = bool(np.all(rates == rates[0]))
+    rate = jnp.asarray(rates[0] if constant else rates)
+    plan = Plan(loss, make, rate, sampler, seeds.jax_key("seed", seed))
     # Summed in extended precision, where there is one: millions of roundings add up.
     clock = np.append(0.0, np.cumsum(rates, dtype=np.longdouble)).astype(float)
-    constant = bool(np.all(rates == rates[0]))
-    plan = Plan(
-        loss,
-        make,
-        jnp.asarray(rates[0] if constant else rates),
-        sampler,
-        seeds.jax_key("seed", seed),
+    watch = _watch(loss, params, named, functions)
+    state = _start(plan, params)
+    with progress_bar(clock[-1], progress) as report:
+        state, reached, seen = _run(plan, state, watch, due, clock, report)
+    stats = Statistics(
+        solver=name,
+        num_accepted_steps=int(state.step),
+        num_evaluations=int(state.step) + 1,
+        num_hessian_products=0,
+        num_newton_failures=0,
+        compile_seconds=run_clock.compile_seconds,
+        run_seconds=run_clock.run_seconds,
+        dense_until=float(clock[reached[-1]]),
+        reason=_why_it_ended(state, seen, clock),
+        notes=notes,
+        versions=versions(),
     )
+    training = _training(plan, params, state, reached, seen, clock, rates, stats, seed)
+    if throw and not training.ended_as_wanted:
+        raise FlowError(
+            f"The training {stats.reason}. What was computed until then is in this "
+            "exception's `flow`; `throw=False` returns it instead.",
+            training,
+        )
+    return training
+
+
+def _start(plan: Plan, params: PyTree) -> State:
     state = start(plan, params)
     if not state.is_finite:
         raise ValueError(
             "`loss` and its gradient must be finite at `params`, where the training "
             f"starts; the loss is {float(state.value):g}."
         )
-    watch = _watch(loss, params, named, functions)
-    with progress_bar(clock[-1], progress) as report:
-        state, reached, seen = _run(plan, state, watch, due, clock, report)
-    ts, taken = clock[reached], int(state.step)
-    finite = bool(state.is_finite)
-    reason = (
-        ""
-        if finite
-        else f"overflowed at step {taken + 1:,} of {steps:,}, after "
+    return state
+
+
+def _why_it_ended(
+    state: State, seen: Snapshot, clock: Float[np.ndarray, " steps_and_start"]
+) -> str:
+    """Why a run ended early; empty if it took all of its steps."""
+    if state.is_finite:
+        return ""
+    taken, steps = int(state.step), len(clock) - 1
+    return (
+        f"overflowed at step {taken + 1:,} of {steps:,}, after "
         f"t = {clock[taken]:.10g}, where the loss was {float(seen.loss[-1]):.6g}: try "
         "a smaller learning rate"
     )
-    compile_seconds = compiling.seconds()
-    training = Training(
+
+
+def _training(
+    plan: Plan,
+    params: PyTree,
+    state: State,
+    reached: list[int],
+    seen: Snapshot,
+    clock: Float[np.ndarray, " steps_and_start"],
+    rates: Float[np.ndarray, " steps"],
+    stats: Statistics,
+    seed: Seed,
+) -> Training:
+    """The run from `params` to `state`, of which the steps `reached` were seen."""
+    ts = clock[reached]
+    return Training(
         ts=ts,
         params=seen.params,
         loss=np.asarray(seen.loss),
         speed=np.asarray(seen.speed),
         observables=seen.observables,
-        stats=Statistics(
-            solver=name,
-            num_accepted_steps=taken,
-            num_evaluations=taken + 1,
-            num_hessian_products=0,
-            num_newton_failures=0,
-            compile_seconds=compile_seconds,
-            run_seconds=time.perf_counter() - began - compile_seconds,
-            dense_until=float(ts[-1]),
-            reason=reason,
-            notes=notes,
-            versions=versions(),
-        ),
-        result=RESULTS.successful if finite else RESULTS.internal_error,
-        certificate=_certificate(state, seen, sampler is not None),
+        stats=stats,
+        result=RESULTS.internal_error if stats.reason else RESULTS.successful,
+        certificate=_certificate(state, seen, plan.sampler is not None),
         start=jax.tree.map(np.asarray, params),
-        problem=loss,
+        problem=plan.loss,
         learning_rates=(float(rates.min()), float(rates.max())),
         t1=float(clock[-1]),
-        dense=DenseOutput.of_iterates(ts, seen.params),
-        sampler="" if sampler is None else repr(sampler),
+        sampler="" if plan.sampler is None else repr(plan.sampler),
         seed=seed if isinstance(seed, int) else None,
+        dense=DenseOutput.of_iterates(ts, seen.params),
     )
-    if throw and not finite:
-        raise FlowError(
-            f"The training {reason}. What was computed until then is in this "
-            "exception's `flow`; `throw=False` returns it instead.",
-            training,
-        )
-    return training
 
 
 def _run(

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from .._core.checks import Checked
-from .._core.results import AbstractResults, Column, legend, listed, table
+from .._core.result_tables import AbstractResults, Column, legend, listed, table
 from ..flows import AbstractTrajectory, check_flow
 from ._crossing import crossing
 

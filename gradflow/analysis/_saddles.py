@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, PyTree
 from .._core import checks
 from .._core.checks import Checked
 from .._core.ravel import Ravel
-from .._core.results import AbstractResults, Column, legend, listed, table
+from .._core.result_tables import AbstractResults, Column, legend, listed, table
 from ..flows import AbstractTrajectory, check_flow
 from ..landscape import CriticalPoint, CriticalPointError, find_critical_point
 from ..problems import AbstractLoss, KnownSaddle

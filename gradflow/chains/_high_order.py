@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 
 from .._core import checks, seeds
 from .._core.checks import Checked
-from .._core.storage import storable
+from .._core.file_format import storable
 from .._core.types import Seed
 
 LARGEST_CONTEXTS = 4_000_000

@@ -9,7 +9,7 @@ from jaxtyping import Float
 
 from .._core import checks, seeds
 from .._core.checks import Checked
-from .._core.storage import storable
+from .._core.file_format import storable
 from .._core.types import Seed
 from ._bigrams import bigrams
 from ._vocabulary import Vocabulary

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import NoReturn
 
 from .. import __version__
-from ..solvers._choice import FIXED_STEP, names as solver_names
+from ..solvers._internals import FIXED_STEP, names as solver_names
 from ..sweeps._runs import Run
 from ._common import BadInput
-from ._matrix import parse_labels
 from ._run import run
 from ._show import show
 from ._sweep import print_status, run_config
+from ._transition_matrix import parse_labels
 
 _DEFAULTS = Run()
 

@@ -12,8 +12,8 @@ from ..flows import AbstractTrajectory, Flow, FlowError
 from ..sweeps._runs import PreparedRun, Run
 from . import _sweep
 from ._common import DONE, FAILED, BadInput, bad_input, complain
-from ._matrix import agreed_labels, read_matrix
 from ._show import draw, no_figure
+from ._transition_matrix import agreed_labels, read_matrix
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -3,9 +3,9 @@
 import argparse
 from pathlib import Path
 
-from .._core.storage import RunFileError
+from .._core.file_format import RunFileError
 from ..flows import AbstractTrajectory, trajectory_of
-from ..flows._file import read
+from ..flows._contents import read
 from ._common import DONE, BadInput
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 from .._core import checks
 from .._core.checks import Checked
-from .._core.storage import write_whole
+from .._core.file_format import write_whole
 from ._hub import HubError, first_lines, parquet_texts
 from ._tokens import tokenise
 

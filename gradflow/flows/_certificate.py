@@ -6,7 +6,7 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import Float
 
-from .._core.storage import storable
+from .._core.file_format import storable
 from .._stepping import Continuation
 
 

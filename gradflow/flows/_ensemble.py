@@ -10,8 +10,8 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int, PyTree
 
-from .._core import checks, storage
-from .._core.results import AbstractResults
+from .._core import checks, file_format
+from .._core.result_tables import AbstractResults
 from .._stepping import (
     EVALUATIONS_PER_PANEL,
     Continuation,
@@ -23,9 +23,9 @@ from .._stepping import (
 )
 from ..problems import AbstractLoss, UnknownLoss
 from ._certificate import relative_drift
+from ._contents import Origin
 from ._dataset import ensemble_dataset
-from ._ensemble_file import Origins, Records, contents, parts
-from ._file import Origin
+from ._ensemble_contents import Origins, Records, contents, parts
 from ._flow import Flow
 from ._summary import loss_text
 
@@ -160,7 +160,7 @@ class Ensemble(AbstractResults[Flow]):
     def save(self, path: str | os.PathLike) -> Path:
         """Write the ensemble to `path`, whole or not at all; see `Flow.save`."""
         run = contents(self._origins, self._records, self.ts, self._stored, self.stats)
-        return storage.write(path, run)
+        return file_format.write(path, run)
 
     @classmethod
     def load(
@@ -173,7 +173,7 @@ class Ensemble(AbstractResults[Flow]):
     ) -> "Ensemble":
         """Read an ensemble that `save` wrote. The arguments are those of `Flow.load`;
         `loss` may also be a list with one for each member."""
-        return storage.read(path, lambda run: cls(*parts(run, loss, like, solver)))
+        return file_format.read(path, lambda run: cls(*parts(run, loss, like, solver)))
 
     def _origin(self, i: int) -> Origin:
         origins = self._origins

@@ -11,7 +11,7 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import Float, PyTree
 
-from .._core import storage
+from .._core import file_format
 from .._stepping import (
     Continuation,
     Outcome,
@@ -21,10 +21,10 @@ from .._stepping import (
     integrate_again,
 )
 from ..problems import AbstractLoss
-from . import _file
+from . import _contents
 from ._certificate import Certificate
-from ._dense import DenseOutput
-from ._file import Origin
+from ._contents import Origin
+from ._dense_output import DenseOutput
 from ._summary import described
 from ._trajectory import AbstractTrajectory
 
@@ -76,16 +76,16 @@ class Flow(AbstractTrajectory):
         are left out. Parameters of a user's own class come back as a dictionary unless
         `Flow.load` is told their structure.
         """
-        return storage.write(path, self.contents())
+        return file_format.write(path, self.contents())
 
     def contents(self) -> dict[str, Any]:
         """The contents of the flow's run file."""
         return {
-            "kind": _file.FLOW,
-            **_file.common_contents(self),
+            "kind": _contents.FLOW,
+            **_contents.common_contents(self),
             "stored_ts": self.stored_ts,
             "settings": self.settings._asdict(),
-            "continuation": _file.continuation_contents(self.continuation),
+            "continuation": _contents.continuation_contents(self.continuation),
         }
 
     @classmethod
@@ -109,7 +109,7 @@ class Flow(AbstractTrajectory):
             class of your own.
         - `solver`: the flow's solver, if it is not one of gradflow's named solvers.
         """
-        return _file.read(
+        return _contents.read(
             path, lambda run: cls.from_contents(run, loss, like=like, solver=solver)
         )
 
@@ -123,7 +123,7 @@ class Flow(AbstractTrajectory):
         solver: diffrax.AbstractSolver | None = None,
     ) -> "Flow":
         """The flow with these `contents`; the options are those of `load`."""
-        return cls.of(*_file.flow_parts(run, loss, like, solver))
+        return cls.of(*_contents.flow_parts(run, loss, like, solver))
 
     @classmethod
     def of(

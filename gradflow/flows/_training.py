@@ -9,12 +9,12 @@ import diffrax
 import numpy as np
 from jaxtyping import Float, PyTree
 
-from .._core import storage
+from .._core import file_format
 from .._stepping import Piece, Statistics
 from ..problems import AbstractLoss
-from . import _file
+from . import _contents
 from ._certificate import Certificate
-from ._dense import DenseOutput
+from ._dense_output import DenseOutput
 from ._summary import described
 from ._trajectory import AbstractTrajectory
 
@@ -70,13 +70,13 @@ class Training(AbstractTrajectory):
 
     def save(self, path: str | os.PathLike) -> Path:
         """Write the training run to `path`, whole or not at all; see `Flow.save`."""
-        return storage.write(path, self.contents())
+        return file_format.write(path, self.contents())
 
     def contents(self) -> dict[str, Any]:
         """The contents of the training run's file."""
         return {
-            "kind": _file.TRAINING,
-            **_file.common_contents(self),
+            "kind": _contents.TRAINING,
+            **_contents.common_contents(self),
             "learning_rates": self.learning_rates,
             "t1": self.t1,
             "sampler": self.sampler,
@@ -93,7 +93,7 @@ class Training(AbstractTrajectory):
     ) -> "Training":
         """Read a training run that `save` wrote; the arguments are those of
         `Flow.load`."""
-        return _file.read(path, lambda run: cls.from_contents(run, loss, like=like))
+        return _contents.read(path, lambda run: cls.from_contents(run, loss, like=like))
 
     @classmethod
     def from_contents(
@@ -104,7 +104,7 @@ class Training(AbstractTrajectory):
         like: PyTree | None = None,
     ) -> "Training":
         """The training run with these `contents`; the options are those of `load`."""
-        return cls(**_file.training_fields(run, loss, like))
+        return cls(**_contents.training_fields(run, loss, like))
 
     def __str__(self) -> str:
         least, most = self.learning_rates

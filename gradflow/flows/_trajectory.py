@@ -19,7 +19,10 @@ from .._core.checks import Checked
 from .._core.ravel import Ravel
 from .._stepping import Piece, Statistics, ended_as_wanted, result_name
 from ..problems import AbstractLoss, UnknownLoss
-from ._along import (
+from ._certificate import Certificate
+from ._dataset import dataset
+from ._dense_output import DenseOutput
+from ._evaluation import (
     COSTLY,
     Timed,
     Untimed,
@@ -28,9 +31,6 @@ from ._along import (
     state_at,
     the_parameters,
 )
-from ._certificate import Certificate
-from ._dataset import dataset
-from ._dense import DenseOutput
 
 if TYPE_CHECKING:
     import xarray

@@ -9,7 +9,7 @@ from jaxtyping import Float, PyTree
 from .._core import checks, machine
 from .._core.checks import Checked
 from .._core.types import AnyArray
-from ._flat import (
+from ._flat_loss import (
     FlatLoss,
     as_params,
     dense_bytes,

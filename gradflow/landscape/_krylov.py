@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from .._core.compiled import jit
-from ._flat import FlatLoss, Vector, refuse_not_finite
+from ._flat_loss import FlatLoss, Vector, refuse_not_finite
 
 LEAST_BLOCKS = 4
 """The smallest number of blocks in a basis; a restart keeps half of the basis."""

@@ -16,7 +16,7 @@ from .._core.ravel import Ravel, path_name
 from .._core.types import AnyArray
 from ..problems import checked_loss
 from ._critical_point import DENSE_SIZE, CriticalPoint
-from ._flat import FlatLoss, Vector, flat_loss, look, refuse_not_finite
+from ._flat_loss import FlatLoss, Vector, flat_loss, look, refuse_not_finite
 from ._krylov import Lanczos, lanczos
 
 KRYLOV_SIZE = 96

@@ -23,7 +23,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from .._core.compiled import jit
-from ._flat import FlatLoss, Local, Vector, expansion
+from ._flat_loss import FlatLoss, Local, Vector, expansion
 from ._krylov import lanczos
 
 MARGIN = 4.0

@@ -12,7 +12,7 @@ from .._core import checks, machine, seeds
 from .._core.checks import Checked
 from .._core.ravel import Ravel
 from .._core.types import AnyArray, Seed
-from ._flat import (
+from ._flat_loss import (
     FlatLoss,
     Vector,
     as_params,

@@ -17,7 +17,7 @@ from .._core.power_method import power_method, random_vector
 from .._core.ravel import Ravel
 from .._core.types import AnyArray
 from ..problems import AbstractLoss, checked_loss
-from ._flat import Vector
+from ._flat_loss import Vector
 
 KRYLOV_SIZE = 40
 NORM_ITERATIONS = 12

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from .._core import checks, machine, seeds
 from .._core.checks import Checked
 from .._core.compiled import jit
-from .._core.storage import storable
+from .._core.file_format import storable
 from .._core.types import AnyArray, Seed
 from ..populations import AbstractUnorderedPopulation, InfiniteContext
 from ._model import AbstractModel, KnownSaddle

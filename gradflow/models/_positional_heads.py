@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int
 
 from .._core import checks, seeds
 from .._core.checks import Checked
-from .._core.storage import storable
+from .._core.file_format import storable
 from .._core.types import AnyArray, Seed
 from ..populations import AbstractChainWindows, AbstractWindowPopulation
 from ._model import AbstractModel

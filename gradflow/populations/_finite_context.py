@@ -12,7 +12,7 @@ from jaxtyping import ArrayLike, Float, Int
 
 from .._core import checks, machine
 from .._core.checks import Checked
-from .._core.storage import storable
+from .._core.file_format import storable
 from .._core.types import AnyArray
 from ..chains import MarkovChain
 from ._unordered import (

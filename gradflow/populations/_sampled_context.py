@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 
 from .._core import checks, machine, seeds
 from .._core.checks import Checked
-from .._core.storage import storable
+from .._core.file_format import storable
 from .._core.types import AnyArray, Seed
 from ..chains import MarkovChain
 from ._sampling import distinct, repetitions

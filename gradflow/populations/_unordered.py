@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 
 from .._core import checks
 from .._core.checks import Checked
-from .._core.storage import storable
+from .._core.file_format import storable
 from .._core.types import AnyArray
 from ..chains import MarkovChain
 from ._population import AbstractDensePopulation, AbstractPopulation

@@ -11,12 +11,12 @@ from ._loss import (
     as_loss as as_loss,
     checked_loss as checked_loss,
 )
-from ._observables import chosen_observables as chosen_observables
 from ._problem import Problem as Problem
 from ._rank_one import (
     RankOneParameters as RankOneParameters,
     RankOneProblem as RankOneProblem,
 )
+from ._recorded import chosen_observables as chosen_observables
 from ._symmetric_heads import SymmetricHeads as SymmetricHeads
 from ._tensor_factorisation import (
     ReplicatorParameters as ReplicatorParameters,

@@ -13,7 +13,7 @@ from .._core.checks import Checked
 from .._core.types import AnyArray, Seed
 from ..populations import AbstractPopulation
 from ._loss import AbstractLoss, Observable
-from ._products import with_plain_products
+from ._matrix_products import with_plain_products
 
 Population = TypeVar("Population", bound=AbstractPopulation)
 

@@ -5,7 +5,7 @@ from typing import Any
 from jaxtyping import Float, PyTree
 
 from .._core.checks import Checked
-from .._core.storage import storable
+from .._core.file_format import storable
 from .._core.types import AnyArray, Seed
 from ..models import AbstractModel, KnownSaddle
 from ..populations import AbstractPopulation, AbstractUnorderedPopulation

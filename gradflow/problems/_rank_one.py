@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, PyTree
 from .._core import checks
 from .._core.checks import Checked
 from .._core.compiled import jit
-from .._core.storage import storable
+from .._core.file_format import storable
 from .._core.types import AnyArray, Seed
 from ..models._one_layer import OneLayerParameters, OneLayerTransformer
 from ..populations import AbstractUnorderedPopulation

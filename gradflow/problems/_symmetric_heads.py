@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Float, PyTree
 
 from .._core.checks import Checked
-from .._core.storage import storable
+from .._core.file_format import storable
 from .._core.types import AnyArray, Seed
 from ..models import PositionalHeads
 from ._loss import AbstractLoss, Observable, StageTheory

@@ -10,7 +10,7 @@ from jaxtyping import Float, PyTree
 
 from .._core import checks, seeds
 from .._core.checks import Checked
-from .._core.storage import storable
+from .._core.file_format import storable
 from .._core.types import AnyArray, Seed
 from ..models._patterns import Patterns
 from ..models._positional_heads import head_overlap

@@ -1,6 +1,6 @@
 """One result: its file, and the variables that a dataset shows.
 
-A result is a run file (`_core.storage`) with a seal as the comment of its zip archive:
+A result is a run file (`_core.file_format`) with a seal as the comment of its archive:
 the SHA-256 of the file's name and of every byte before the seal. Hashing checks every
 byte without parsing the file, and detects a file that was renamed to another result's
 name. NumPy opens the file like any other `.npz`.
@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from .._core import storage
+from .._core import file_format
+from .._core.file_format import RunFileError
 from .._core.ravel import path_name
-from .._core.storage import RunFileError
 from ..flows import Flow, Training, trajectory_of
 from ._grid import key_of
 from ._worker import Label, plain_values
@@ -46,7 +46,7 @@ def encode(result: object, label: Label) -> Encoded:
         kind, content = FLOW, result.contents()
     else:
         kind, content = VALUES, plain_values(result, label["point"])
-    data = storage.encode({**label, "kind": kind, "content": content})
+    data = file_format.encode({**label, "kind": kind, "content": content})
     # A zip archive without a comment ends with the comment's length, two bytes.
     body = data[:-2] + SEAL.to_bytes(2, "little")
     key = key_of(label["task"], label["version"], label["point"])
@@ -78,33 +78,33 @@ def read(path: Path) -> bytes:
 def decode(path: Path, **given: Any) -> tuple[dict[str, Any], Result]:
     """The label and the result in the file at `path`. A flow is built with `given`, the
     optional arguments of `Flow.load`."""
-    packed, arrays = storage.decode(io.BytesIO(read(path)), path)
+    packed, arrays = file_format.decode(io.BytesIO(read(path)), path)
 
     def build() -> tuple[dict[str, Any], Result]:
-        label = storage.unpack(packed, arrays)
+        label = file_format.unpack(packed, arrays)
         kind, content = label.pop("kind"), label.pop("content")
         if kind == FLOW:
             return label, trajectory_of(content, **given)
         return label, content
 
-    return storage.built(path, build)
+    return file_format.built(path, build)
 
 
 def variables(path: Path) -> tuple[str, dict[str, Any]]:
     """The kind and the variables of the result at `path`, without building a flow."""
-    packed, arrays = storage.decode(io.BytesIO(read(path)), path)
+    packed, arrays = file_format.decode(io.BytesIO(read(path)), path)
 
     def build() -> tuple[str, dict[str, Any]]:
         fields = packed["dict"]
         stored = fields["content"]["dict"]
         content = {
-            name: storage.unpack(stored[name], arrays)
+            name: file_format.unpack(stored[name], arrays)
             for name in stored
             if fields["kind"] == VALUES or name in _SHOWN_FIELDS
         }
         return fields["kind"], _shown(fields["kind"], content)
 
-    return storage.built(path, build)
+    return file_format.built(path, build)
 
 
 def summary(path: Path) -> dict[str, Any]:

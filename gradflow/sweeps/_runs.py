@@ -14,7 +14,7 @@ from ..flows import Flow
 from ..models import OneLayerParameters, OneLayerTransformer
 from ..populations import FiniteContext, InfiniteContext
 from ..problems import Problem
-from ..solvers._choice import FIXED_STEP, resolve
+from ..solvers._internals import FIXED_STEP, resolve
 from ._grid import Value
 
 SETTINGS: dict[str, type] = {

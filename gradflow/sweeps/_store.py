@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from .._core.storage import RunFileError, write_whole
+from .._core.file_format import RunFileError, write_whole
 from . import _result
 from ._grid import Grid, Point, Value, key_of, merge
 from ._worker import Label

@@ -6,7 +6,7 @@ from dataclasses import FrozenInstanceError
 import numpy as np
 import pytest
 
-from gradflow._core.results import Column, legend, listed, table
+from gradflow._core.result_tables import Column, legend, listed, table
 from gradflow.analysis import (
     EnsembleStages,
     Occurrence,

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from gradflow._core import seeds, storage
+from gradflow._core import file_format, seeds
 
 
 def test_integers_seed_as_they_always_did():
@@ -19,8 +19,8 @@ def test_a_key_is_stored_and_restored(implementation, tmp_path):
     key = jax.random.fold_in(jax.random.key(3, impl=implementation), 4)
     stored = seeds.storable(key)
     assert hash(stored) == hash(seeds.storable(key))
-    path = storage.write(tmp_path / "seed.npz", {"seed": stored})
-    again = storage.read(path, lambda header: header["seed"])
+    path = file_format.write(tmp_path / "seed.npz", {"seed": stored})
+    again = file_format.read(path, lambda header: header["seed"])
     assert again == stored
     assert seeds.restored(again) == key
     assert seeds.check("seed", again) == key

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from gradflow._core.storage import write_whole
+from gradflow._core.file_format import write_whole
 
 
 @pytest.fixture

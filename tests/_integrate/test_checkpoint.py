@@ -221,7 +221,7 @@ def test_a_damaged_checkpoint_is_refused(problem, whole, interrupted, tmp_path):
     with pytest.raises(gradflow.RunFileError, match=r"digest|damaged"):
         integrate(problem, checkpoint=path)
     whole.save(path)
-    with pytest.raises(gradflow.RunFileError, match="it is a flow, no checkpoint"):
+    with pytest.raises(gradflow.RunFileError, match="a saved flow, not a checkpoint"):
         integrate(problem, checkpoint=path)
 
 

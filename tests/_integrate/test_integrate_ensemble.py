@@ -356,7 +356,7 @@ def test_bad_input(problem, starts):
             run(**options)
     with pytest.raises(ValueError, match="`params` must be a list of parameters"):
         gradflow.stack([])
-    with pytest.raises(ValueError, match="`params` must be of one structure"):
+    with pytest.raises(ValueError, match="`params` must have one structure"):
         gradflow.stack([np.zeros(2), np.zeros(3)])
 
 
@@ -394,7 +394,7 @@ def test_memory_is_what_is_stated(save_params, monkeypatch):
     ((common, members, batch, total),) = calls
     row = gradflow.integrate(bowl, np.ones(3_000), 1.0, ts=[1.0], solver="tsit5")
     row = row.observe(lambda x: (x, x[0], x[0], x[:100]), [1.0])
-    row = jax.tree.map(lambda x: x[0], row)
+    row = jax.tree.map(lambda x: np.asarray(x[0]), row)
     shape = Snapshot(row[0], row[1], row[2], {"some": row[3]}, {}, {})
     stated = memory_of_ensemble(common, shape, 4, 1)
     assert stated["total"] == total

@@ -7,6 +7,7 @@ import pytest
 import gradflow
 from gradflow._core import machine
 from gradflow._integrate import _resume
+from gradflow._integrate._request import saved_times
 
 HALF, HORIZON = 60.0, 150.0
 
@@ -108,7 +109,7 @@ def test_one_that_was_stopped_goes_on(problem, whole):
 def test_one_that_never_began_has_times_to_come():
     """Its first step was rejected, and no more were allowed."""
     times = _resume._later_times(None, 0.0, 10.0)
-    np.testing.assert_array_equal(times, _integrate.saved_times(None, 10.0)[1:])
+    np.testing.assert_array_equal(times, saved_times(None, 10.0)[1:])
 
 
 def test_functions_are_given_again(problem, half):

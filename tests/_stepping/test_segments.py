@@ -15,7 +15,7 @@ import gradflow
 from gradflow import InfiniteContext, MarkovChain, OneLayerTransformer, Problem
 from gradflow._core.ravel import Ravel
 from gradflow._stepping import _segments as segments
-from gradflow.solvers import _plumbing
+from gradflow.solvers import _internals
 
 #
 # Compiled once
@@ -59,7 +59,7 @@ def test_compiled_solves_can_be_kept_on_disk(solver):
     equation = segments.Equation(
         gradflow.Loss(bowl),
         Ravel.of(jnp.ones(2)),
-        _plumbing.resolve(solver).solver,
+        _internals.resolve(solver).solver,
         jnp.asarray(1e-6),
         jnp.asarray(1e-9),
         jnp.asarray(0.1) if solver == "rk4" else None,
@@ -96,7 +96,7 @@ def test_evaluations_are_counted(solver):
         return 0.5 * jnp.sum(x**2) + 0.3 * jnp.sin(9 * x[0])
 
     y0, t1 = jnp.array([1.0, 2.0]), jnp.array(3.0)
-    method = _plumbing.resolve(solver).solver
+    method = _internals.resolve(solver).solver
     tolerances = jnp.array(1e-6), jnp.array(1e-9)
     equation = segments.Equation(
         gradflow.Loss(noisy), Ravel.of(y0), method, *tolerances
@@ -108,7 +108,7 @@ def test_evaluations_are_counted(solver):
     assert segment.state.t == t1
     assert int(segment.rejected) > 0
     # `start` and `advance` each look at the loss once more, for its value.
-    assert len(calls) - 2 == _plumbing.count_evaluations(method, attempted)
+    assert len(calls) - 2 == _internals.count_evaluations(method, attempted)
 
 
 #

@@ -211,7 +211,7 @@ def test_training_takes_a_fresh_batch_every_step(cases):
     # What is recorded is the exact loss, not that of a batch.
     assert training.loss[-1] == pytest.approx(float(problem(params)), rel=1e-10)
     assert np.isnan(training.certificate.energy_imbalance)
-    assert "not known" in str(training)
+    assert "unknown" in str(training)
     again = gradflow.train(
         problem, start, 0.3, 4, sampler=sampler, seed=5, saved=[4], observables=()
     )
@@ -262,7 +262,7 @@ def test_drawn_contexts_estimate_the_loss_on_all(cases, deep, tmp_path):
     ladders = [p.observables["ladder"](params) for p in (drawn, problem)]
     np.testing.assert_allclose(*ladders, rtol=0.05)
     training = gradflow.train(drawn, params, 0.1, 2, observables=["ladder"])
-    loaded = gradflow.Flow.load(training.save(tmp_path / "drawn.npz"))
+    loaded = gradflow.Training.load(training.save(tmp_path / "drawn.npz"))
     np.testing.assert_array_equal(
         loaded.problem.population.windows, drawn.population.windows
     )

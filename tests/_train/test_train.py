@@ -273,7 +273,7 @@ def test_what_leaves_the_finite_numbers_says_when():
     np.testing.assert_allclose(kept.final["w"], last, rtol=1e-12)
     assert kept.ts[-1] == n - 1
     assert np.all(np.isfinite(kept.loss))
-    assert "a smaller learning rate may hold it" in str(kept)
+    assert "try a smaller learning rate" in str(kept)
 
 
 def test_a_second_training_traces_nothing():
@@ -363,7 +363,7 @@ def test_default_saved_steps_are_geometric():
                     MarkovChain.sticky([0.6, 0.4], 0.5), 3, 2
                 )
             },
-            "`loss` must be a gradflow.Problem to train its model.*got function",
+            "`loss` must be a gradflow.Problem to train its model.*got Loss",
         ),
     ],
 )
@@ -383,17 +383,17 @@ def test_bad_comparisons_are_refused(reference_flow, descents):
     with pytest.raises(ValueError, match="`flow` must be a Flow, got function"):
         gradflow.compare(bowl, descents[0])
     other = gradflow.train(bowl, START, 0.1, 5)
-    with pytest.raises(ValueError, match="`training` must have the parameters of"):
+    with pytest.raises(ValueError, match="`training` must have parameters of the same"):
         gradflow.compare(reference_flow, other)
     short = gradflow.train(bowl, START, 0.01, 1)
-    with pytest.raises(ValueError, match=r"a saved time after 0 and up to 0\.01"):
+    with pytest.raises(ValueError, match=r"a saved time between 0 and 0\.01"):
         gradflow.compare(short, other)
 
 
 def test_samplers_must_fit_the_model():
     two, three = (MarkovChain.sticky(law, 0.5) for law in ([0.6, 0.4], [0.5, 0.3, 0.2]))
     problem = Problem(OneLayerTransformer(3, 2), gradflow.InfiniteContext(three))
-    with pytest.raises(ValueError, match="`sampler` draws from 2 tokens and the model"):
+    with pytest.raises(ValueError, match="draws from 2 tokens, but the model"):
         gradflow.train(
             problem,
             problem.init(),

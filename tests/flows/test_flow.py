@@ -239,7 +239,7 @@ def test_foreign_files(tmp_path):
 
 
 def test_a_newer_format_is_refused_by_name(saved, monkeypatch, reference_flow):
-    monkeypatch.setattr(gradflow._core.storage, "FORMAT_VERSION", 99)
+    monkeypatch.setattr(gradflow._core.file_format, "FORMAT_VERSION", 99)
     newer = reference_flow.save(saved)
     monkeypatch.undo()
     with pytest.raises(
@@ -251,9 +251,9 @@ def test_a_newer_format_is_refused_by_name(saved, monkeypatch, reference_flow):
 
 def test_a_stored_class_that_we_do_not_know_is_refused(small, tmp_path, monkeypatch):
     path = small.save(tmp_path / "f.npz")
-    known = dict(gradflow._core.storage._storable)
+    known = dict(gradflow._core.file_format._storable)
     known.pop("Certificate")
-    monkeypatch.setattr(gradflow._core.storage, "_storable", known)
+    monkeypatch.setattr(gradflow._core.file_format, "_storable", known)
     with pytest.raises(gradflow.RunFileError, match=r"'Certificate'.*cannot read"):
         Flow.load(path)
 

@@ -9,7 +9,7 @@ import pytest
 
 import gradflow
 from gradflow import Flow, Training
-from gradflow._core import storage
+from gradflow._core import file_format
 
 DATA = Path(__file__).parent / "data"
 TS = np.append(0.0, np.geomspace(0.1, 50, 9))
@@ -85,6 +85,6 @@ def test_a_flow_of_a_users_loss_of_version_1():
 
 def test_there_is_a_file_of_each_older_version():
     kept = {path.stem.rpartition("-v")[2] for path in DATA.glob("*.npz")}
-    older = [v for v in storage.READABLE_VERSIONS if v < storage.FORMAT_VERSION]
+    older = [v for v in file_format.READABLE_VERSIONS if v < file_format.FORMAT_VERSION]
     assert kept == {str(version) for version in older}
-    assert storage.FORMAT_VERSION in storage.READABLE_VERSIONS
+    assert file_format.FORMAT_VERSION in file_format.READABLE_VERSIONS

@@ -17,7 +17,7 @@ from gradflow import (
     Problem,
     Sample,
 )
-from gradflow._core import storage
+from gradflow._core import file_format
 
 
 def counted(sequences, lags):
@@ -174,8 +174,8 @@ def test_drawn_contexts_are_stored_with_their_seed(seed, tmp_path):
     np.testing.assert_array_equal(
         drawn.windows, chain.sample(2, seed=seed, sequences=20)[:, ::-1]
     )
-    path = storage.write(tmp_path / "run.npz", {"population": drawn})
-    again = storage.read(path, lambda header: header["population"])
+    path = file_format.write(tmp_path / "run.npz", {"population": drawn})
+    again = file_format.read(path, lambda header: header["population"])
     assert again.seed == drawn.seed
     for a, b in zip(jax.tree.leaves(again), jax.tree.leaves(drawn), strict=True):
         np.testing.assert_array_equal(a, b)
@@ -227,5 +227,5 @@ def test_bad_input(call, message):
 
 def test_a_flow_without_a_population_cannot_be_stopped_best():
     flow = gradflow.integrate(lambda x: x @ x, jnp.ones(2), 1.0)
-    with pytest.raises(ValueError, match="takes a Sample with a `source`"):
+    with pytest.raises(ValueError, match="needs a Sample with a `source`"):
         gradflow.best_stopping_time(flow)

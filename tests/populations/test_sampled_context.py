@@ -18,7 +18,7 @@ from gradflow import (
     Sample,
     SampledContext,
 )
-from gradflow._core import machine, storage
+from gradflow._core import file_format, machine
 from gradflow.corpora import Vocabulary
 from gradflow.populations import AbstractDenseUnorderedPopulation, _sampled_context
 
@@ -217,8 +217,8 @@ def test_examples_are_drawn_without_repetition_and_by_seed():
 @pytest.mark.parametrize("seed", [0, jax.random.key(7)], ids=["integer", "key"])
 def test_a_sample_is_stored_and_rebuilt(seed, tmp_path):
     sample = SampledContext(CHAIN, NUMBERS, 4, examples=300, seed=seed)
-    path = storage.write(tmp_path / "run.npz", {"sample": sample})
-    again = storage.read(path, lambda header: header["sample"])
+    path = file_format.write(tmp_path / "run.npz", {"sample": sample})
+    again = file_format.read(path, lambda header: header["sample"])
     assert again.chain.labels == CHAIN.labels
     assert (again.length, again.max_contexts) == (4, None)
     assert again.size == sample.size

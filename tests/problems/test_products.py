@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
 
-from gradflow.problems._products import SMALL, with_plain_products
+from gradflow.problems._matrix_products import SMALL, with_plain_products
 
 
 def arrays(*shapes: tuple[int, ...]) -> list[jax.Array]:

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import gradflow
-from gradflow.solvers import _choice, _plumbing
+from gradflow.solvers import _choice, _internals
 
 PUBLIC = ["Kvaerno3", "Kvaerno5", "LowRankNDF", "RK4", "ROCK4", "names"]
-ADAPTIVE = sorted(set(gradflow.solvers.names()) - set(_plumbing.FIXED_STEP))
+ADAPTIVE = sorted(set(gradflow.solvers.names()) - set(_internals.FIXED_STEP))
 
 
 @functools.cache  # always the same loss object, which is compiled once
@@ -43,10 +43,10 @@ def test_every_solver_states_its_memory():
     their kind. An implicit solver holds matrices."""
     n = 1_000
     for name in gradflow.solvers.names():
-        solver = _plumbing.resolve(name).solver
-        memory = _plumbing.memory(solver, n)
+        solver = _internals.resolve(name).solver
+        memory = _internals.memory(solver, n)
         assert (memory > 8 * n**2) == isinstance(solver, diffrax.AbstractDIRK)
-        if isinstance(solver, _plumbing.AbstractCountingSolver):
+        if isinstance(solver, _internals.AbstractCountingSolver):
             assert memory == solver.memory(n)
 
 
@@ -117,8 +117,8 @@ def test_the_stats_say_which_solver_was_chosen_and_why():
 
 def test_auto_avoids_eigenvectors_that_do_not_fit(monkeypatch):
     monkeypatch.setattr(_choice, "available_memory", lambda: 10**9)
-    assert _plumbing.resolve("auto", 10**5).name == "ndf"
-    choice = _plumbing.resolve("auto", 10**7)
+    assert _internals.resolve("auto", 10**5).name == "ndf"
+    choice = _internals.resolve("auto", 10**7)
     assert choice.name == "rock4"
     assert "1 GB" in choice.reason
 
@@ -136,7 +136,7 @@ def test_the_stated_memory_is_that_of_the_compiled_solve():
                 1.0,
                 None,
                 y0,
-                stepsize_controller=_plumbing.ResumableController(1e-6, 1e-9),
+                stepsize_controller=_internals.ResumableController(1e-6, 1e-9),
                 max_steps=None,
                 throw=False,
             ).ys

@@ -13,7 +13,7 @@ from sweep_tasks import GRID, contents
 
 import gradflow
 from gradflow import StoreError, SweepError, open_store, sweep, sweeps
-from gradflow._core import storage
+from gradflow._core import file_format
 from gradflow.sweeps import _result
 from gradflow.sweeps._store import Store
 
@@ -107,7 +107,7 @@ def test_a_full_disk_stops_the_sweep_and_leaves_the_store_valid(
         fsync(handle)
 
     with monkeypatch.context() as patch:
-        patch.setattr(storage.os, "fsync", full)
+        patch.setattr(file_format.os, "fsync", full)
         with pytest.raises(
             SweepError, match=r"No space left on device.* The 4 results computed before"
         ):

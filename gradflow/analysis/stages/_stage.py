@@ -8,7 +8,7 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import Float
 
-from ..._core.results import AbstractResults, Column, legend, listed, table
+from ..._core.result_tables import AbstractResults, Column, legend, listed, table
 
 
 class Stage(eqx.Module):

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int, PyTree
 
-from .._core import storage
+from .._core import file_format
 from .._stepping import EnergyAccount, Settings, Snapshot, Statistics
 from ..problems import AbstractLoss, as_loss
-from ._file import ENSEMBLE, packed_params, require, restored_params
+from ._contents import ENSEMBLE, packed_params, require, restored_params
 
 
 class Origins(NamedTuple):
@@ -62,7 +62,7 @@ def contents(
         "ts": ts,
         "stored": stored,
         "stats": dict(stats),
-        "problems": [p if storage.can_pack(p) else None for p in origins.problems],
+        "problems": [p if file_format.can_pack(p) else None for p in origins.problems],
         "start": packed_params(origins.start),
         "settings": [settings._asdict() for settings in origins.settings],
         "rows": _snapshot(records.rows),

@@ -9,7 +9,7 @@ from jaxtyping import PyTree
 
 from .._core.ravel import Ravel
 from ..problems import AbstractLoss
-from ..solvers import _plumbing as solvers
+from ..solvers import _internals as solvers
 from ._ending import RESULTS, ended_by, how_it_ended
 from ._equation import Equation, Settings
 from ._outcome import Piece

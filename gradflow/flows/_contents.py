@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from .._core import storage
+from .._core import file_format
 from .._core.ravel import named_leaves
 from .._stepping import (
     Continuation,
@@ -27,7 +27,7 @@ from .._stepping import (
     result_of_name,
 )
 from ..problems import RESERVED_NAMES, AbstractLoss, as_loss
-from ._dense import DenseOutput
+from ._dense_output import DenseOutput
 from ._trajectory import AbstractTrajectory
 
 FLOW, TRAINING, ENSEMBLE = "flow", "training", "ensemble"
@@ -51,7 +51,7 @@ def read(path: str | os.PathLike, build: Callable[[dict[str, Any]], _T]) -> _T:
         # A result in the store of a sweep is a trajectory with a label.
         return build(run.get("content", run))
 
-    return storage.read(path, of_run)
+    return file_format.read(path, of_run)
 
 
 def kind_of(run: dict[str, Any]) -> str:
@@ -95,7 +95,7 @@ def common_contents(trajectory: AbstractTrajectory) -> dict[str, Any]:
         "stats": dict(trajectory.stats),
         "result": result_name(trajectory.result),
         "certificate": trajectory.certificate,
-        "problem": problem if storage.can_pack(problem) else None,
+        "problem": problem if file_format.can_pack(problem) else None,
     }
 
 
@@ -190,7 +190,7 @@ def training_fields(
 def packed_params(params: PyTree) -> dict[str, Any]:
     """Parameters as a run file holds them: as they are or, if they are of a user's own
     class, as a dictionary of their leaves."""
-    if storage.can_pack(params):
+    if file_format.can_pack(params):
         return {"params": params, "leaves": None}
     return {"params": None, "leaves": named_leaves(params)}
 

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int, PyTree
 from .._core.compiled import jit
 from .._core.ravel import Ravel
 from .._stepping import Piece, fill_rows, states_at_once
-from ._dense import DenseOutput, Interpolation
+from ._dense_output import DenseOutput, Interpolation
 
 AT_ONCE = 32
 """Times that one call evaluates; fewer are padded, so that it is compiled once."""
