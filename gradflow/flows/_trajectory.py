@@ -18,7 +18,7 @@ from .._core import checks
 from .._core.checks import Checked
 from .._core.ravel import Ravel
 from .._stepping import Piece, Statistics, ended_as_wanted, result_name
-from ..problems import AbstractLoss, UnknownLoss
+from ..problems import AbstractLoss, NamedObservable, UnknownLoss
 from ._certificate import Certificate
 from ._dataset import dataset
 from ._dense_output import DenseOutput
@@ -146,6 +146,11 @@ class AbstractTrajectory(eqx.Module):
         large and would have to be integrated again."""
         ends = sources(self.dense, np.array([start, end]))
         return Ravel.of(self.start).size > COSTLY and bool(np.any(ends < 0))
+
+    def observable(self, name: str) -> Callable[[PyTree], PyTree]:
+        """The loss's observable of this name, as one function for all flows of the same
+        structure, so that it is compiled once."""
+        return NamedObservable(self.knowledge, name)
 
     def require_problem(self, what: str) -> AbstractLoss:
         """The loss, or an error that says how to supply it to `what`."""

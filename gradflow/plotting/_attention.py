@@ -3,7 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import equinox as eqx
 import jax
+import jax.numpy as jnp
 import matplotlib
 import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
@@ -11,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.font_manager import FontProperties
 
 from .._core.checks import Checked
+from .._core.compiled import jit
 from ..analysis.stages import Stage
 from ..flows import AbstractTrajectory
 from ._common import axes_or_new, logarithmic_clock, shown_times, tokens_of
@@ -133,13 +136,13 @@ def attention_values(
     if "attention" in flow.observables:
         chosen = flow.observables["attention"][:, *block]
     else:
-        attention = _attention_of(flow)
         # Only the block that is shown is kept of each matrix: for a large vocabulary
         # the matrices at all times would not fit in memory.
+        attention = _Block(_attention_of(flow), jax.tree.map(jnp.asarray, block))
         if len(flow.params_ts) == len(flow.ts):
-            chosen = jax.lax.map(lambda params: attention(params)[block], flow.params)
+            chosen = _at_all_times(attention, flow.params)
         else:
-            chosen = flow.observe(lambda params: attention(params)[block], flow.ts)
+            chosen = flow.observe(attention, flow.ts)
     return np.asarray(chosen).reshape(len(flow.ts), -1)
 
 
@@ -168,7 +171,24 @@ def _attention_shape(flow: AbstractTrajectory) -> tuple[int, ...]:
 def _attention_of(
     flow: AbstractTrajectory,
 ) -> Callable[[PyTree], Float[Array, "sources targets"]]:
-    return flow.knowledge.observables["attention"]
+    return flow.observable("attention")
+
+
+class _Block(eqx.Module):
+    """Some rows and columns of the attention."""
+
+    attention: Callable[[PyTree], Float[Array, "sources targets"]]
+    block: tuple[Int[Array, "rows 1"], Int[Array, "1 columns"]]
+
+    def __call__(self, params: PyTree) -> Float[Array, "rows columns"]:
+        return self.attention(params)[self.block]
+
+
+@jit
+def _at_all_times(
+    attention: _Block, params: PyTree
+) -> Float[Array, "times rows columns"]:
+    return jax.lax.map(attention, params)
 
 
 def _cell_edges(ts: Float[np.ndarray, " shown"]) -> Float[np.ndarray, " shown+1"]:

@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
+import equinox as eqx
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Array, Float, PyTree
 from matplotlib.axes import Axes
 
 from .._core.checks import Checked
@@ -91,6 +92,15 @@ def singular_values(
     return np.where(values > rounding, values, np.nan)
 
 
+class _Fields(eqx.Module):
+    """Some fields of the parameters."""
+
+    names: tuple[str, ...] = eqx.field(static=True)
+
+    def __call__(self, params: PyTree) -> list[Array]:
+        return [getattr(params, name) for name in self.names]
+
+
 def _factors(
     flow: AbstractTrajectory, name: str
 ) -> list[Float[np.ndarray, "times a b"]]:
@@ -102,5 +112,5 @@ def _factors(
         return []
     if len(flow.params_ts) == len(flow.ts) or name in flow.observables:
         return [np.asarray(f) for f in found]
-    factors = flow.observe(lambda p: [getattr(p, f) for f in fields], flow.ts)
+    factors = flow.observe(_Fields(fields), flow.ts)
     return [np.asarray(f) for f in factors]

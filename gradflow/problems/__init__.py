@@ -6,6 +6,7 @@ from ._loss import (
     RESERVED_NAMES as RESERVED_NAMES,
     AbstractLoss as AbstractLoss,
     Loss as Loss,
+    NamedObservable as NamedObservable,
     Observable as Observable,
     UnknownLoss as UnknownLoss,
     as_loss as as_loss,

@@ -193,6 +193,20 @@ class UnknownLoss(AbstractLoss):
         raise ValueError("This flow was loaded without its loss.")
 
 
+class NamedObservable(eqx.Module):
+    """An observable of a loss, by name.
+
+    `loss.observables[name]` may be a new function at each access, which jit compiles
+    anew; this is the same one for losses of the same structure.
+    """
+
+    loss: AbstractLoss
+    name: str = eqx.field(static=True)
+
+    def __call__(self, params: PyTree) -> PyTree:
+        return self.loss.observables[self.name](params)
+
+
 def as_loss(loss: object, name: str = "loss") -> AbstractLoss:
     """`loss` as an `AbstractLoss`; a plain callable is wrapped. This is the door
     through which every loss enters the library."""

@@ -160,7 +160,7 @@ def _rare_queries(clock: Clock, start: float, end: float) -> dict[str, str]:
         return {}
     top = int(np.argmax(pi))
     attention = clock.flow.observe(
-        clock.loss.observables["attention"], np.array([start, end])
+        clock.flow.observable("attention"), np.array([start, end])
     )
     others = np.arange(len(pi)) != top
     before, after = (
