@@ -16,15 +16,14 @@ def check_flow(value: Any, name: str = "flow") -> Flow | Training:
 
 def check_integrated(value: Any, name: str = "flow") -> Flow:
     """`value`, if it is a flow that was integrated."""
-    if isinstance(value, Training):
+    flow = check_flow(value, name)
+    if isinstance(flow, Training):
         raise ValueError(
             f"`{name}` must be a Flow, got a training run. A training run cannot be "
             "re-integrated: it does not solve the flow's ODE. `gradflow.compare` "
             "compares it with a flow."
         )
-    if not isinstance(value, Flow):
-        raise ValueError(f"`{name}` must be a Flow, got {type(value).__name__}.")
-    return value
+    return flow
 
 
 def check_ensemble(value: Any, name: str = "ensemble") -> Ensemble:
