@@ -130,7 +130,7 @@ def test_the_commands_exist():
         for line in block.splitlines()
         if line.startswith("gradflow ")
     ]
-    assert len(commands) == 7
+    assert len(commands) == 8
     for _, *arguments in commands:
         assert callable(parser().parse_args(arguments).command)
     makefile = (ROOT / "Makefile").read_text()

@@ -26,7 +26,7 @@ from gradflow import (
 from gradflow.problems import (
     RESERVED_NAMES,
     UnknownLoss,
-    _products,
+    _matrix_products,
     as_loss,
     checked_loss as checked,
 )
@@ -260,7 +260,7 @@ def no_interpreter(monkeypatch):
     def refuse(*_):
         raise AssertionError("a gradient went through the interpreter of jaxprs")
 
-    monkeypatch.setattr(_products, "_evaluate", refuse)
+    monkeypatch.setattr(_matrix_products, "_evaluate", refuse)
 
 
 @pytest.mark.usefixtures("no_interpreter")
