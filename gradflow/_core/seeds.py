@@ -74,8 +74,3 @@ def storable(seed: int | PRNGKeyArray) -> int | StoredKey:
         return seed
     words = np.asarray(jax.random.key_data(seed)).tolist()
     return StoredKey(str(jax.random.key_impl(seed)), tuple(words))
-
-
-def restored(seed: int | StoredKey) -> int | PRNGKeyArray:
-    """The seed that `storable` was given."""
-    return seed.key if isinstance(seed, StoredKey) else seed

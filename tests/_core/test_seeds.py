@@ -22,7 +22,7 @@ def test_a_key_is_stored_and_restored(implementation, tmp_path):
     path = file_format.write(tmp_path / "seed.npz", {"seed": stored})
     again = file_format.read(path, lambda header: header["seed"])
     assert again == stored
-    assert seeds.restored(again) == key
+    assert seeds.check("seed", again) == key
     assert seeds.check("seed", again) == key
     for seed in (stored, again):
         np.testing.assert_array_equal(
@@ -38,7 +38,7 @@ def test_keys_seed_different_draws():
 
 
 def test_an_integer_is_stored_as_itself():
-    assert seeds.storable(5) == seeds.restored(5) == 5
+    assert seeds.storable(5) == seeds.check("seed", 5) == 5
 
 
 @pytest.mark.parametrize(
